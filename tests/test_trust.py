@@ -25,9 +25,11 @@ from nonet.trust import (
     add_stored_references,
     approve_code,
     approve_parts,
+    approve_registry,
     check_attached,
     check_folder,
     check_reference,
+    check_registry,
     compute_code_hash,
     guard_folder,
     guard_work_folder,
@@ -626,3 +628,49 @@ def test_a_script_in_a_guarded_folder_can_be_run(run, tmp_path):
     guard_folder(run)
     runpy.run_path(str(run / "sources/evil.py"))  # as the user does who runs the example of an export
     assert (tmp_path / "mark").exists()
+
+
+@pytest.fixture
+def serving(run) -> Path:
+    """The serving folder of a run of somebody else that names an address for its versions."""
+    (run / "serving").mkdir()
+    (run / "serving/registry.uri").write_text("s3://theirs/movies\n")
+    return run / "serving"
+
+
+def test_an_address_for_versions_that_came_with_a_run_is_not_used_before_it_is_approved(run, serving):
+    check_registry(serving, "s3://theirs/movies")  # a folder of the user's own choice
+    guard_folder(run)
+    with pytest.raises(
+        ConfigError, match=r"registry.uri names s3://theirs/movies, .*NONET_TRUST=\w{32}; if not"
+    ) as error:
+        check_registry(serving, "s3://theirs/movies")
+    assert read_code_parts(run)["serving/registry.uri"].hash in str(error.value)
+    approve_code(run)
+    check_registry(serving, "s3://theirs/movies")
+    with pytest.raises(ConfigError, match="names s3://others"):
+        check_registry(serving, "s3://others/movies")
+
+
+def test_an_address_that_the_user_has_given_is_approved_for_one_folder(run, serving, tmp_path):
+    guard_folder(run)
+    approve_registry(serving, "s3://mine/movies")
+    check_registry(serving, "s3://mine/movies")
+    other = tmp_path / "run-2" / "serving"
+    other.mkdir(parents=True)
+    guard_folder(other.parent)
+    with pytest.raises(ConfigError, match="names s3://mine/movies"):
+        check_registry(other, "s3://mine/movies")
+
+
+def test_an_address_for_versions_does_not_keep_workers_from_running(run, serving):
+    guard_folder(run)
+    approve_parts([part for name, part in read_code_parts(run).items() if name != "serving/registry.uri"])
+    check_folder(run, "a run")
+
+
+@pytest.mark.parametrize("content", [b"x" * 5000, b"s3://a\nb", b"s3://a\0b"])
+def test_a_damaged_address_for_versions_is_named(run, serving, content):
+    (serving / "registry.uri").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"registry.uri is not the address of a registry"):
+        read_code_parts(run)

@@ -132,6 +132,11 @@ class Checkpoints:
                 return path, manifest
         return None
 
+    def find_newest_unchecked(self) -> Path | None:
+        """Return the directory of the newest checkpoint without reading its files, for polls; None if there is none."""
+        complete = (path for path in reversed(self._list_folders()) if (path / "manifest.json").exists())
+        return next(complete, None)
+
     def find_newest_stage_end(self) -> tuple[Path, Manifest] | None:
         """Return the directory and the manifest of the newest complete checkpoint that ends a stage; None without one."""
         for path in reversed(self._list_folders()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ from nonet.storage import (
 )
 from nonet.trust import guard_work_folder, is_guarded
 
+_MAX_LINE_BYTES = 1 << 16  # of a metric
 _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 # The versions of a run's catalogue after the first (which is in _FACTS), the newest last.
 CATALOGUES = "catalogues.json"
@@ -155,6 +157,29 @@ class RunFolder:
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
         self.write_json(_FACTS, self._change_artifact_paths(facts, self._make_relative))
+
+    def describe_owner(self) -> dict[str, str] | None:
+        """Return what tells this run from others, for folders and addresses that belong to one run.
+
+        Copies of a run have the same, whatever their folder is called.
+
+        Returns:
+            {"run": the run's id, "data": a hash of its artifacts, "start": a hash of its first metric, "" before that}; None
+                before the run has tokenised its data.
+        """
+        facts = self.read_json(_FACTS)
+        if facts is None:
+            return None
+        hashes = sorted(str(artifact.get("sha256")) for artifact in facts.get("artifacts", {}).values())
+        first_line = b""
+        if self.metrics.exists():
+            with self.metrics.open("rb") as file:
+                first_line = file.readline(_MAX_LINE_BYTES)
+        return {
+            "run": self.id,
+            "data": hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+            "start": hashlib.sha256(first_line).hexdigest() if first_line.endswith(b"\n") else "",
+        }
 
     def read_catalogues(self) -> list[dict[str, Any]]:
         """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""

@@ -149,8 +149,8 @@ class OpenedRun:
 
     @cached_property
     def registry(self) -> VersionRegistry:
-        """The registry of published versions. Raises ConfigError for an address without a filesystem."""
-        return open_registry(self.beside, self.address)
+        """The registry of published versions. Raises ConfigError as `open_registry`."""
+        return open_registry(self.beside, self.address, self.folder.describe_owner())
 
     def find_newest_commit(self, *, mid_stage: bool = False) -> tuple[Path, Manifest]:
         """Return the newest checkpoint that a stage selected.
@@ -275,9 +275,10 @@ class OpenedRun:
             ConfigError: There is no such checkpoint.
         """
         checkpoint, manifest = self.find_newest_commit(mid_stage=mid_stage)
-        versions = [self.registry.read_version(number) for number in self.registry.list_versions()]
+        versions = self.registry.list_readable()
         name = _make_checkpoint_name(manifest)
-        followed_name = self.registry.serving.followed
+        serving = self.registry.serving
+        followed_name = serving.followed
         published = [version for version in versions if version.source.get("commit") == name]
         if published and followed_name == name:
             return published[-1]
@@ -289,7 +290,9 @@ class OpenedRun:
         followed = [
             version for version in earlier if followed_name and version.source.get("commit") == followed_name
         ]
-        base = (followed or earlier or [None])[-1]
+        # Of one checkpoint there may be versions with several catalogues, of which one may have been rolled back alone.
+        followed_now = [version for version in followed if version.number not in serving.refused]
+        base = (followed_now or followed or earlier or [None])[-1]
         contents = self.build_contents(checkpoint, manifest)
         return self.registry.publish(contents, base=base.number if base else None)
 
@@ -328,12 +331,22 @@ class OpenedRun:
             raise ConfigError(str(error)) from None
 
     def publish_catalogue(self) -> None:
-        """Publish the served version with the newest catalogue, if a version is served and the catalogue has changed."""
-        newest, serving = self.catalogues.get_newest(), self.registry.serving
-        if serving.default is None or newest is self.corpus:
+        """Serve every version that receives traffic with the newest catalogue; it is published unless there is such a version."""
+        newest = self.catalogues.get_newest()
+        served = [
+            version for number in self.registry.serving.versions if (version := self._read_served(number))
+        ]
+        if all(version.catalogue == newest.trie.version for version in served):
             return
         counts = {} if self.setup.memory is None else list_count_files(newest.folders)
-        self.registry.renew(serving.default, newest.trie.version, counts)
+        self.registry.renew_served(newest.trie.version, counts)
+
+    def _read_served(self, number: int) -> Version | None:
+        """Read the manifest of a version that receives traffic, None if it is damaged: its engine reports that."""
+        try:
+            return self.registry.read_version(number)
+        except CheckpointError:
+            return None
 
 
 def _make_checkpoint_name(manifest: Manifest) -> str:

@@ -15,14 +15,15 @@ def find_registry(run: str) -> VersionRegistry:
     """Open the registry of a run.
 
     Raises:
-        ConfigError: No version of the run was published yet.
+        ConfigError: No version of the run was published yet, or the folder names an address that this user has not approved.
     """
-    serving_dir = find_run(run).path / "serving"
+    folder = find_run(run)
+    serving_dir = folder.path / "serving"
     if not (serving_dir / "registry" / "versions").is_dir():
         raise ConfigError(
             f"{run} has no published version yet; `nonet serve {run}` publishes its newest checkpoint"
         )
-    return open_registry(serving_dir)
+    return open_registry(serving_dir, owner=folder.describe_owner())
 
 
 def describe_versions(run: str) -> list[dict[str, Any]]:

@@ -41,6 +41,20 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
+def find_password(address: str) -> str:
+    """Return an address without its user if it has a password, or an access key and its secret; "" if it has none.
+
+    Containers of Azure stand where other addresses have a user: `abfss://container@account.dfs.core.windows.net/folder`.
+    """
+    scheme, _, location = address.partition("://")
+    is_bucket = scheme in ("s3", "gs")
+    # A secret of S3 may have slashes.
+    user, at, _ = (location if is_bucket else location.partition("/")[0]).rpartition("@")
+    if not at or not (":" in user or (is_bucket and "/" not in user)):
+        return ""
+    return f"{scheme}://{location[len(user) + 1 :]}"
+
+
 def open_filesystem(address: str) -> tuple[Any, str]:
     """Open the Arrow filesystem of an address, and return it with the path of the address in it, percent-decoded.
 

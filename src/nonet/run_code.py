@@ -8,6 +8,8 @@ The code of a folder has parts, each of which has a hash of its own:
   servers, and the variables whose values they get (`token`).
 - `sources/attached-...`, the files of a reward that was attached to the run.
 - the reference of each attached reward.
+- `serving/registry.uri`, the address to which versions of the run are pushed, as the name of the folder on this machine and the
+  address. Only what uses the address needs its approval (`nonet.trust.check_registry`).
 
 Files in `__pycache__` are not part of the code, and links are never imported.
 """
@@ -30,6 +32,8 @@ from nonet.journal import LineJournal
 SOURCES = "sources"
 _SOURCES_LIST = "sources.json"
 _COMMANDS = "commands.jsonl"
+_SERVING, _REGISTRY = "serving", "serving/registry.uri"
+_MAX_ADDRESS_BYTES = 4096
 _ATTACHED = re.compile(rf"{SOURCES}/attached-[^/]+")
 _CODE_ENDINGS = (".py", ".pyc", ".so")
 _HASH_DIGITS = 32
@@ -79,7 +83,30 @@ def read_code_parts(folder: Path) -> dict[str, CodePart]:
         parts.setdefault(attached[0] if attached else "", CodePart()).files[path] = content
     for reference in _list_attached(folder):
         parts[reference] = CodePart(references={reference})
+    if address := read_registry_address(folder / _REGISTRY):
+        parts[_REGISTRY] = make_registry_part(folder / _SERVING, address)
     return parts
+
+
+def read_registry_address(file: Path) -> str:
+    """Return the address that was used last for the versions of a run, from serving/registry.uri; "" if there is none.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
+    if not file.exists():
+        return ""
+    with file.open("rb") as source:
+        content = source.read(_MAX_ADDRESS_BYTES + 1)
+    address = content.decode("utf-8", "replace").strip()
+    if len(content) > _MAX_ADDRESS_BYTES or not address.isprintable():
+        raise ConfigError(f"{file} is not the address of a registry; remove it, or copy it again")
+    return address
+
+
+def make_registry_part(serving: Path, address: str) -> CodePart:
+    """Return what a user approves for versions in a serving folder of this machine to be at an address."""
+    return CodePart(references={f"registry {address} of {serving.resolve()}"})
 
 
 def read_copy_records(run: Path) -> list[dict[str, Any]]:
@@ -119,6 +146,8 @@ def needs_approval(name: str, part: CodePart) -> bool:
         name: The name of the part.
         part: The part.
     """
+    if name == _REGISTRY:
+        return False
     return bool(name) or part.has_files or any(map(_is_used_anyway, part.references))
 
 

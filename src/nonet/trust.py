@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -42,6 +42,7 @@ from nonet.run_code import (
     is_code_reference,
     is_reference,
     list_references,
+    make_registry_part,
     needs_approval,
     read_code_parts,
 )
@@ -214,6 +215,33 @@ def check_attached(folder: Path, use: Any, title: str) -> None:
     """
     if is_code_reference(use) and _find_guards(folder):
         _check_parts(folder, {use: CodePart(references={use})}, title, use)
+
+
+def check_registry(serving: Path, address: str) -> None:
+    """Check that the versions of the run of a guarded folder may be at the address that the folder names.
+
+    An address that came with a folder would let whoever sent it read what is published from here, and replace it.
+
+    Args:
+        serving: RUN/serving.
+        address: The address in its `registry.uri`.
+
+    Raises:
+        ConfigError: This user has neither given nor approved the address for this folder.
+    """
+    part = make_registry_part(serving, address)
+    if _find_guards(serving) and part.hash not in _read_approved():
+        raise ConfigError(
+            f"registry: {serving}/registry.uri names {address}, which you have neither given nor approved for this folder on "
+            "this machine; if its versions should be there, give the address to `nonet serve` (registry: ADDRESS), or set "
+            f"NONET_TRUST={part.hash}; if not, remove the file"
+        )
+
+
+def approve_registry(serving: Path, address: str) -> None:
+    """Remember that this user has given an address for the versions in a serving folder, if a home can be written."""
+    with suppress(OSError):
+        approve_parts([make_registry_part(serving, address)])
 
 
 def check_reference(use: str, title: str, file: Path | None = None) -> None:

@@ -30,3 +30,15 @@ def contents(folder, rows=(), weight=1.0, item=None, step=1):
 
 def read(registry, number, keys):
     return registry.open_rows(number, SPECS).read_rows("item", torch.as_tensor(keys))
+
+
+def before_write(registry, name, act):
+    """Call `act` once, when a registry is about to write a file at the address."""
+    write, acts = registry._replace_remote, [act]
+
+    def act_and_write(written_name, content, old):
+        if written_name.startswith(name) and acts:
+            acts.pop()()
+        write(written_name, content, old)
+
+    registry._replace_remote = act_and_write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from nonet.embedding.reading import RowLayer, SparseReader
+from nonet.embedding.reading import RowLayer, SparseReader, merge_layers
 from nonet.embedding.storage import load_update
 from nonet.models import build_model
 from nonet.models.generation import Corpus, Recommender, VoteOptions, Voters
 from nonet.samples.sequences import Transitions
-from nonet.workers import load_weights
+from nonet.workers import load_weights, merge_shards
+from nonet.workers.registry.blobs import BlobStore
+from nonet.workers.registry.version import DELTA, FULL, Version
 
+_MAX_DELTA_SHARE = 0.3  # Share of all rows; if more have changed, a full version is written.
+_MAX_LAYERS = 16  # Maximum number of a full version and its deltas, since a reader searches each of them.
 COUNTS = ("row", "item", "count", "occurs")
 """Names of the arrays of `Transitions`, each in a file of its own."""
 
@@ -120,3 +125,57 @@ def put_layer(put: Callable[[np.ndarray], tuple[str, int]], layer: RowLayer) -> 
         blobs[name], new_bytes = put(array)
         written_bytes += new_bytes
     return blobs, written_bytes
+
+
+def store_contents(
+    contents: VersionContents,
+    blobs: BlobStore,
+    base: int | None,
+    base_layers: Mapping[str, list[RowLayer]] | None,
+    merged_file: Path,
+) -> Version:
+    """Store the files of a version.
+
+    Args:
+        contents: Its content.
+        blobs: Where the files are stored; readers ignore them until a manifest names them.
+        base: The number of the version that it is made from, None for none.
+        base_layers: The rows of the base by table, as changes of which its rows may be stored; None if there are none or they
+            cannot be read.
+        merged_file: A path for the merged dense weights, which is deleted at the end.
+
+    Returns:
+        The manifest, with the first number that is free if there is no version after the base.
+    """
+    dense, written_bytes = blobs.put_file(merge_shards(contents.dense, merged_file))
+    merged_file.unlink(missing_ok=True)
+    counts = {}
+    for name, path in contents.counts.items():
+        counts[name], new_bytes = blobs.put_file(path)
+        written_bytes += new_bytes
+    known_layers = base_layers or {}
+    has_max_layers = max((len(layers) for layers in known_layers.values()), default=0) >= _MAX_LAYERS
+    changes = {
+        table: layer.diff(merge_layers(known_layers[table])) if table in known_layers else layer
+        for table, layer in contents.rows.items()
+    }
+    total_rows = sum(len(layer.key) for layer in contents.rows.values())
+    changed_rows = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
+    is_full = base_layers is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
+    row_blobs = {}
+    layers = contents.rows if is_full else changes
+    for table, layer in layers.items():
+        row_blobs[table], new_bytes = put_layer(blobs.put_array, layer)
+        written_bytes += new_bytes
+    return Version(
+        number=(base or 0) + 1,
+        base=base,
+        kind=FULL if is_full else DELTA,
+        source=contents.source | {"published": time.time()},
+        catalogue=contents.catalogue,
+        dense=dense,
+        counts=counts,
+        rows=row_blobs,
+        written=written_bytes,
+        touched={table: len(layer.key) for table, layer in layers.items()},
+    )

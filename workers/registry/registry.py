@@ -6,39 +6,59 @@ A version is published from a complete checkpoint of the run. Publishing writes 
 then, if requested, `serving.json`, so a reader finds a version complete or not at all. A version with a base stores only
 the rows that changed (a delta); they are found by comparison with the base, so a publisher need not track them. A lock
 admits one publisher at a time. A second lock is held only while `serving.json` changes, so that promotions, rollbacks
-and withdrawals do not wait for a publisher that writes files.
+and withdrawals do not wait for a publisher that writes files. Nobody waits longer than some time for a process that holds a
+lock, which may be suspended.
+
+A damaged manifest makes its own version unreadable and those that need its rows; every other version can be served, renewed and
+followed by new ones. `run.json` says which run the versions belong to; folders of older versions lack it until they change.
 """
 
 from __future__ import annotations
 
-import fcntl
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from nonet.atomic import make_folder
-from nonet.embedding.reading import MappedReader, RowLayer, merge_layers
+from nonet.atomic import make_folder, write_whole
+from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
-from nonet.workers import merge_shards
+from nonet.storage import hold_lock_within
 from nonet.workers.registry.blobs import BlobStore
-from nonet.workers.registry.contents import VersionContents, put_layer
+from nonet.workers.registry.contents import VersionContents, store_contents
+from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import DELTA, FULL, Version
 
-_MAX_DELTA_SHARE = 0.3  # Share of all rows; if more have changed, a full version is written.
-_MAX_LAYERS = 16  # Maximum number of a full version and its deltas, since a reader searches each of them.
+_CHANGE_WAIT_S = 60.0  # the longest wait for another process that changes what is served
+_PUBLISH_WAIT_S = 900.0  # the same for another publisher, which writes files
+NUMBER = re.compile(r"0*[1-9][0-9]{0,17}")  # the number of a version, as the name of its manifest
+_Result = TypeVar("_Result")
 
 
 class VersionRegistry:
-    """The versions in a folder, which is created if it does not exist."""
+    """The versions in a folder, which is created if it does not exist.
 
-    def __init__(self, root: Path):
-        self.root = root
+    Args:
+        root: The folder.
+        owner: The run whose versions they are, as `RunFolder.describe_owner` returns it; None if it is not known, which is not
+            checked.
+
+    Raises:
+        ConfigError: The folder has the versions of another run.
+        CheckpointError: What says whose versions they are is damaged.
+    """
+
+    def __init__(self, root: Path, owner: Mapping[str, str] | None = None):
+        self.root, self.owner = root, owner
         self.blobs = BlobStore(root / "blobs")
         make_folder(root / "versions")
+        owner_file = root / OWNER
+        check_owner(owner_file.read_bytes() if owner_file.exists() else None, owner, str(root))
 
     # --- Reading ----------------------------------------------------------------------------------------------
 
@@ -55,7 +75,7 @@ class VersionRegistry:
     def list_versions(self) -> list[int]:
         """Return the numbers of all versions, ascending."""
         names = (path.stem for path in (self.root / "versions").glob("*.json"))
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in names if NUMBER.fullmatch(name))
 
     def read_version(self, number: int) -> Version:
         """Read the manifest of a version.
@@ -70,11 +90,19 @@ class VersionRegistry:
             raise ConfigError(f"there is no version {number}; the newest versions are: {newest}")
         return Version.read(path)
 
+    def list_readable(self) -> list[Version]:
+        """Return the manifests of all versions that are not damaged, ascending."""
+        versions = map(self._read_if_intact, self.list_versions())
+        return [version for version in versions if version is not None]
+
     def list_lineage(self, number: int) -> list[Version]:
-        """Return a version and its ancestors, the newest first."""
+        """Return a version and its ancestors, the newest first, up to the first one whose manifest is damaged.
+
+        Raises as `read_version`, if the version itself cannot be read.
+        """
         versions = [self.read_version(number)]
-        while (base := versions[-1].base) is not None:
-            versions.append(self.read_version(base))
+        while (base := versions[-1].base) is not None and (version := self._read_if_intact(base)) is not None:
+            versions.append(version)
         return versions
 
     def map_layers(self, number: int) -> dict[str, list[RowLayer]]:
@@ -138,36 +166,50 @@ class VersionRegistry:
             StaleVersion: The base was rolled back. No version is written.
         """
         commit = contents.source.get("commit")
-        with self._lock_publishing():
-            with self._lock():
-                published = self._find_published(commit, serve)
-                if published is not None:
-                    if serve:
-                        self._follow_commit(published, commit)
-                    return published
+        added: list[Version] = []  # by an earlier attempt of `add_version`
+
+        def follow_published() -> Version | None:
+            published = self._find_published(commit, serve)
+            if published is None:
                 self._check_base(base)
-            number = max(self.list_versions(), default=0) + 1
-            version = self._prepare(contents, number, base)
-            with self._lock():
-                self._check_base(base)  # It may have been rolled back while the files were written.
-                version.write(self._locate_manifest(version.number))
-                if serve:
-                    serving = replace(self.serving.promote(version.number, None), followed=commit)
-                    serving.write(self.root / "serving.json")
-            return version
+            elif serve:
+                self._follow_commit(published, commit)
+            return published
+
+        def add_version() -> Version:
+            if not added:
+                # The base may have been rolled back while the files were written.
+                published = follow_published()
+                if published is not None:
+                    return published
+                added.append(self._add_version(version))
+            if serve:
+                self._check_base(base)
+                serving = self.serving.promote(added[0].number, None)
+                self._store_serving(replace(serving, followed=commit))
+            return added[0]
+
+        with self._lock_publishing():
+            published = self._change(follow_published)
+            if published is not None:
+                return published
+            version = self._prepare(contents, base)
+            return self._change(add_version)
 
     def _find_published(self, commit: str | None, serve: bool) -> Version | None:
         """Return a version of a checkpoint: the default version if it is one, else the newest that was not rolled back.
 
-        If there is neither, return the newest one that was rolled back with `serve`, and None without it.
+        Args:
+            commit: The checkpoint; None for none.
+            serve: Whether to return a version that was rolled back, if all were.
         """
+        if commit is None:
+            return None
         serving = self.serving
-        published = [
-            version
-            for version in map(self.read_version, self.list_versions())
-            if commit and version.source.get("commit") == commit
+        published = [version for version in self.list_readable() if version.source.get("commit") == commit]
+        not_refused = [
+            version for version in published if self._find_refused(version.number, serving) is None
         ]
-        not_refused = [version for version in published if version.number not in serving.refused]
         served = [version for version in not_refused if version.number == serving.default]
         for versions in (served, not_refused, published if serve else []):
             if versions:
@@ -185,62 +227,105 @@ class VersionRegistry:
         if (
             followed is None
         ):  # An older Nonet followed every checkpoint except those that an operator requested.
-            followed_versions = [
-                v for v in map(self.read_version, self.list_versions()) if not v.source.get("asked")
-            ]
+            followed_versions = [v for v in self.list_readable() if not v.source.get("asked")]
             followed = followed_versions[-1].source.get("commit") if followed_versions else None
-        if followed == commit or version.number in serving.refused:
+        if followed == commit or self._find_refused(version.number, serving) is not None:
             return
         if version.number != serving.default:
             serving = serving.promote(version.number, None)
-        replace(serving, followed=commit).write(self.root / "serving.json")
+        self._store_serving(replace(serving, followed=commit))
 
     def _check_base(self, base: int | None) -> None:
         """Raise StaleVersion if the base version was rolled back."""
         serving = self.serving
-        if base is not None and base in serving.refused:
+        if base is not None and self._find_refused(base, serving) is not None:
             raise StaleVersion(
                 f"version {base} was rolled back, so no version can be based on it; use version {serving.default} as the base"
             )
 
+    def _find_refused(self, number: int, serving: ServingState) -> int | None:
+        """Return the version itself or the ancestor whose rollback forbids to serve a version; None if none does.
+
+        Ancestors of the default version forbid nothing to what is made from it, since it was kept when they were rolled back.
+        """
+        kept = set() if serving.default is None else set(self._list_lineage_numbers(serving.default))
+        for ancestor in self._list_lineage_numbers(number):
+            if ancestor in serving.refused and (ancestor == number or ancestor not in kept):
+                return ancestor
+        return None
+
     def renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
         """Publish the weights and rows of a version with another catalogue, and serve the new version in place of the old one.
 
-        A catalogue is published once: later calls return its version, even if that version was rolled back.
+        A version with the same weights, rows and catalogue is used if there is one. If it was rolled back, it is not served.
 
         Args:
             number: The version whose weights and rows are used.
             catalogue: Version of the catalogue's trie.
-            counts: Files of the transition counts by name.
+            counts: Files of the transition counts by name; other files of the version stay.
 
         Returns:
             The version with that catalogue.
+
+        Raises:
+            StaleVersion: The version was rolled back, or is made from one that was.
         """
-        with self._lock_publishing(), self._lock():
-            for version in map(self.read_version, self.list_versions()):
-                if version.catalogue == catalogue:
-                    return version
-            old, written_bytes = self.read_version(number), 0
-            count_blobs = {}
-            for name, path in counts.items():
-                count_blobs[name], new_bytes = self.blobs.put_file(path)
-                written_bytes += new_bytes
-            version = Version(
-                number=self.list_versions()[-1] + 1,
-                base=number,
-                kind=DELTA,
-                source=old.source | {"published": time.time()},
-                catalogue=catalogue,
-                dense=old.dense,
-                counts=count_blobs,
-                rows={},
-                written=written_bytes,
-            )
-            version.write(self._locate_manifest(version.number))
-            serving = self.serving
-            if number in serving.versions:
-                serving.replace_version(number, version.number).write(self.root / "serving.json")
-            return version
+        with self._lock_publishing():
+            return self._change(lambda: self._renew(number, catalogue, counts))
+
+    def renew_served(self, catalogue: str, counts: Mapping[str, Path]) -> None:
+        """Do what `renew` does for every version that receives traffic, by default or for a share of the users."""
+
+        def renew_all() -> None:
+            for number in self.serving.versions:
+                self._renew(number, catalogue, counts)
+
+        with self._lock_publishing():
+            self._change(renew_all)
+
+    def _renew(self, number: int, catalogue: str, counts: Mapping[str, Path]) -> Version:
+        """Do what `renew` does, while the locks are held."""
+        old = self.read_version(number)
+        if old.catalogue == catalogue:
+            return old
+        self._check_base(number)
+        origin = self._find_origin(old)
+        equal = [
+            version
+            for version in self.list_readable()
+            if version.catalogue == catalogue and self._find_origin(version) == origin
+        ]
+        serving = self.serving
+        servable = [version for version in equal if self._find_refused(version.number, serving) is None]
+        renewed = (servable or equal or [None])[-1] or self._add_renewed(old, catalogue, counts)
+        if number in serving.versions and (servable or not equal):
+            self._store_serving(serving.replace_version(number, renewed.number))
+        return renewed
+
+    def _add_renewed(self, old: Version, catalogue: str, counts: Mapping[str, Path]) -> Version:
+        """Add a version with the weights and rows of an old one and another catalogue, and return it."""
+        stored = {name: self.blobs.put_file(path) for name, path in counts.items()}
+        renewed = Version(
+            number=old.number + 1,  # until it is added
+            base=old.number,
+            kind=DELTA,
+            source=old.source | {"published": time.time()},
+            catalogue=catalogue,
+            dense=old.dense,
+            counts={**old.counts, **{name: blob for name, (blob, _) in stored.items()}},
+            rows={},
+            written=sum(new_bytes for _, new_bytes in stored.values()),
+        )
+        return self._add_version(renewed)
+
+    def _find_origin(self, version: Version) -> int:
+        """Return the number of the version that a version has its weights and rows from by renewals, else its own."""
+        while version.base is not None and not version.rows:
+            base = self._read_if_intact(version.base)
+            if base is None or base.dense != version.dense:
+                break
+            version = base
+        return version.number
 
     def promote(self, number: int, share: float | None = None) -> ServingState:
         """Serve a version to all users or to a share of them.
@@ -253,13 +338,16 @@ class VersionRegistry:
             The new serving state.
 
         Raises:
-            ConfigError: There is no such version, it was rolled back, or the share is out of range.
+            ConfigError: There is no such version, it was rolled back or made from one that was, or the share is out of range.
         """
-        with self._lock():
+
+        def promote() -> ServingState:
             self.read_version(number)
-            serving = self.serving.promote(number, share)
-            serving.write(self.root / "serving.json")
-            return serving
+            serving = self.serving
+            refused = self._find_refused(number, serving)
+            return self._store_serving(serving.promote(number, share, is_refused=refused is not None))
+
+        return self._change(promote)
 
     def rollback(self, to: int | None = None) -> ServingState:
         """Serve an earlier version again, and refuse the versions that it replaces.
@@ -277,24 +365,26 @@ class VersionRegistry:
 
         Raises:
             ConfigError: No version is served, or the default version has no ancestor that was not refused.
+            DeadlineExceeded: Another process holds the lock.
         """
-        with self._lock():
-            serving = self.serving
-            if serving.default is None:
-                raise ConfigError("the run serves no version, so there is nothing to roll back")
-            lineage = {version.number for version in self.list_lineage(serving.default)}
-            if to is None and serving.shares:
-                target, accepted, refused = serving.default, lineage, set(serving.shares)
-            else:
-                target = to if to is not None else self._find_rollback_target(serving)
-                accepted = {version.number for version in self.list_lineage(target)}
-                refused = (lineage | set(serving.shares)) - accepted
-            for number in self.list_versions():  # In ascending order, since a base has a lower number.
-                if self._read_base(number) in refused and number not in accepted:
-                    refused.add(number)
-            serving = serving.roll_back(target, refused)
-            serving.write(self.root / "serving.json")
-            return serving
+        return self._change(lambda: self._roll_back(to))
+
+    def _roll_back(self, to: int | None) -> ServingState:
+        """Do what `rollback` does, while the lock is held."""
+        serving = self.serving
+        if serving.default is None:
+            raise ConfigError("the run serves no version, so there is nothing to roll back")
+        lineage = set(self._list_lineage_numbers(serving.default))
+        if to is None and serving.shares:
+            target, accepted, refused = serving.default, lineage, set(serving.shares)
+        else:
+            target = to if to is not None else self._find_rollback_target(serving)
+            accepted = {version.number for version in self.list_lineage(target)}
+            refused = (lineage | set(serving.shares)) - accepted
+        for version in self.list_readable():  # In ascending order, since a base has a lower number.
+            if version.base in refused and version.number not in accepted:
+                refused.add(version.number)
+        return self._store_serving(serving.roll_back(target, refused))
 
     def _find_rollback_target(self, serving: ServingState) -> int:
         """Return the newest ancestor of the default version that was not rolled back.
@@ -303,9 +393,9 @@ class VersionRegistry:
             ConfigError: There is no such ancestor.
         """
         assert serving.default is not None
-        for version in self.list_lineage(serving.default)[1:]:
-            if version.number not in serving.refused:
-                return version.number
+        for number in self._list_lineage_numbers(serving.default)[1:]:
+            if number not in serving.refused:
+                return number
         raise ConfigError(
             f"version {serving.default} cannot be rolled back: it has no ancestor that was not rolled back"
         )
@@ -316,54 +406,68 @@ class VersionRegistry:
         Returns:
             The new serving state.
         """
-        with self._lock():
-            old = self.serving
-            serving = replace(old, withdrawn=tuple(sorted(items)), turn=old.turn + 1)
-            serving.write(self.root / "serving.json")
-            return serving
 
-    def _read_base(self, number: int) -> int | None:
-        """Return the number of a version's base, None if it has none or its manifest is damaged."""
+        def withdraw() -> ServingState:
+            return self._store_serving(replace(self.serving, withdrawn=tuple(sorted(items))))
+
+        return self._change(withdraw)
+
+    def _list_lineage_numbers(self, number: int) -> list[int]:
+        """Return the numbers of `list_lineage`; that of the version alone if it cannot be read."""
+        is_readable = self._read_if_intact(number) is not None
+        return [version.number for version in self.list_lineage(number)] if is_readable else [number]
+
+    def _read_if_intact(self, number: int) -> Version | None:
+        """Read the manifest of a version, None if it is damaged or missing."""
         try:
-            return self.read_version(number).base
-        except CheckpointError:
+            return self.read_version(number)
+        except (CheckpointError, ConfigError):
             return None
 
-    def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
-        """Write the files of a version, and return its manifest; readers ignore the files until the manifest is written."""
+    # --- Storing, which a registry at an address does in its own way --------------------------------------------
+
+    def _change(self, change: Callable[[], _Result]) -> _Result:
+        """Return the result of a function that reads the registry, and adds a version or changes what is served.
+
+        It is called while no other process changes the registry, and may be called again if it has changed nothing.
+        """
+        with self._lock():
+            self._store_owner()
+            return change()
+
+    def _add_version(self, version: Version) -> Version:
+        """Add a version under the next number, as a step of `_change`, and return it."""
+        added = replace(version, number=max(self.list_versions(), default=0) + 1)
+        added.write(self._locate_manifest(added.number))
+        return added
+
+    def _store_serving(self, serving: ServingState) -> ServingState:
+        """Store a changed serving state, as a step of `_change`, and return what was stored."""
+        old = self.serving
+        serving = serving.as_successor(old)
+        self._write_serving(serving)
+        return serving
+
+    def _write_serving(self, serving: ServingState) -> None:
+        """Replace the serving state."""
+        serving.write(self.root / "serving.json")
+
+    def _store_owner(self) -> None:
+        """Record which run the versions belong to, if that is known and was not recorded before."""
+        if self.owner is not None and not (self.root / OWNER).exists():
+            write_whole(self.root / OWNER, encode_owner(self.owner))
+
+    def _prepare(self, contents: VersionContents, base: int | None) -> Version:
+        """Write the files of a version, and return its manifest, whose number is not known before it is added."""
         merged_file = self.root / ".whole.safetensors"
-        dense, written_bytes = self.blobs.put_file(merge_shards(contents.dense, merged_file))
-        merged_file.unlink(missing_ok=True)
-        counts = {}
-        for name, path in contents.counts.items():
-            counts[name], new_bytes = self.blobs.put_file(path)
-            written_bytes += new_bytes
-        base_layers = {} if base is None else self.map_layers(base)
-        has_max_layers = max((len(layers) for layers in base_layers.values()), default=0) >= _MAX_LAYERS
-        changes = {
-            table: layer.diff(merge_layers(base_layers[table])) if table in base_layers else layer
-            for table, layer in contents.rows.items()
-        }
-        total_rows = sum(len(layer.key) for layer in contents.rows.values())
-        changed_rows = sum(len(layer.key) + len(layer.gone) for layer in changes.values())
-        is_full = base is None or has_max_layers or changed_rows > _MAX_DELTA_SHARE * max(1, total_rows)
-        row_blobs = {}
-        layers = contents.rows if is_full else changes
-        for table, layer in layers.items():
-            row_blobs[table], new_bytes = put_layer(self.blobs.put_array, layer)
-            written_bytes += new_bytes
-        return Version(
-            number=number,
-            base=base,
-            kind=FULL if is_full else DELTA,
-            source=contents.source | {"published": time.time()},
-            catalogue=contents.catalogue,
-            dense=dense,
-            counts=counts,
-            rows=row_blobs,
-            written=written_bytes,
-            touched={table: len(layer.key) for table, layer in layers.items()},
-        )
+        return store_contents(contents, self.blobs, base, self._map_base(base), merged_file)
+
+    def _map_base(self, base: int | None) -> dict[str, list[RowLayer]] | None:
+        """Return the rows that a version may be stored as changes of; None without a base or if its files are damaged."""
+        try:
+            return None if base is None else self.map_layers(base)
+        except CheckpointError:
+            return None
 
     def _locate_manifest(self, number: int) -> Path:
         """Return the path of a manifest."""
@@ -371,14 +475,12 @@ class VersionRegistry:
 
     @contextmanager
     def _lock_publishing(self) -> Iterator[None]:
-        """Exclude other publishers within a context, since two at once would give their versions the same number."""
-        with (self.root / ".publishing").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        """Exclude other publishers of this host within a context, who would write the same files."""
+        with hold_lock_within(self.root / ".publishing", _PUBLISH_WAIT_S, f"publishing to {self.root}"):
             yield
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Hold the lock of the serving state within a context."""
-        with (self.root / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with hold_lock_within(self.root / ".lock", _CHANGE_WAIT_S, f"changing the versions of {self.root}"):
             yield

@@ -1,34 +1,64 @@
 """A registry on any Arrow filesystem (s3://, gs://, hdfs://, file://), with a local folder as its copy.
 
 The address is where the registry is. Its files are downloaded into the local folder, where rows are memory-mapped as in
-a local registry, and changes in the local folder are pushed to the address. Blobs are downloaded first, checked by
-their names, then manifests, then `serving.json`; they are pushed in the same order, so no reader sees half a version.
-Object stores have no locks: publishers on several hosts do not exclude each other, as those of one host do. The local
-folder can be rebuilt: a host that lost it downloads the served versions and the versions that these are made from.
+a local registry. A change is written to the address first: blobs, then the manifest of a new version, then `serving.json`, so
+no reader sees half a version. Manifests and `serving.json` are written under the condition that no other host was first
+(`conditional`); otherwise the change is made again from what that host has written. If the answer to a write is lost, the address
+is read: it says whether the change was made. The local folder can be rebuilt: a host that lost it downloads the files of served
+versions, and those of others when they are used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from nonet.addresses import open_filesystem
+from nonet.addresses import find_password, open_filesystem
 from nonet.atomic import replace_file, write_whole
-from nonet.errors import CheckpointError, ConfigError
+from nonet.errors import CheckpointError, ConfigError, StorageConflict, StorageError
+from nonet.run_code import read_registry_address
+from nonet.trust import approve_registry, check_registry
+from nonet.workers.registry.blobs import BlobStore
+from nonet.workers.registry.conditional import ConditionalFiles, open_conditional_files
 from nonet.workers.registry.contents import VersionContents
-from nonet.workers.registry.registry import VersionRegistry
+from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
+from nonet.workers.registry.registry import NUMBER, VersionRegistry
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import FULL, Version
 
 _MAX_AGE_S = 1.0  # Default of `max_age_s`: servers see a change after about a second.
+_MAX_ATTEMPTS = 20  # at a change, while other hosts make theirs
 _SERVING = "serving.json"
+_Result = TypeVar("_Result")
+
+
+class _FetchedBlobs(BlobStore):
+    """Blobs that are downloaded when they are located first.
+
+    Args:
+        root: The local folder.
+        fetch: Downloads a blob, given its name and what it contains.
+    """
+
+    def __init__(self, root: Path, fetch: Callable[[str, str], None]):
+        super().__init__(root)
+        self._fetch = fetch
+
+    def locate(self, name: str, description: str = "a file") -> Path:
+        """Return the path of a blob after downloading and checking it; see `BlobStore.locate`."""
+        if not (self.root / name).exists():
+            self._fetch(name, description)
+        return super().locate(name, description)
 
 
 class RemoteRegistry(VersionRegistry):
@@ -39,9 +69,10 @@ class RemoteRegistry(VersionRegistry):
         uri: The address, or a path on `filesystem`.
         filesystem: The filesystem to use instead of the one of the address.
         max_age_s: Seconds after which the files at the address are read again.
+        owner: The run whose versions they are, as for `VersionRegistry`.
 
     Raises:
-        ConfigError: The address has no filesystem.
+        ConfigError: The address has no filesystem or a password, or the folder has the versions of another run.
     """
 
     def __init__(
@@ -50,8 +81,10 @@ class RemoteRegistry(VersionRegistry):
         uri: str,
         filesystem: pafs.FileSystem | None = None,
         max_age_s: float = _MAX_AGE_S,
+        owner: Mapping[str, str] | None = None,
     ):
-        super().__init__(local_dir)
+        super().__init__(local_dir, owner)
+        self.blobs = _FetchedBlobs(local_dir / "blobs", self._fetch_blob)
         self.uri, self._max_age_s = uri, max_age_s
         try:
             self._fs, self._path = (filesystem, uri) if filesystem is not None else open_filesystem(uri)
@@ -62,6 +95,11 @@ class RemoteRegistry(VersionRegistry):
         self._refreshed_at, self._changing = -float("inf"), False
         self._announced: tuple[float, ServingState] | None = None  # When it was read, and the state.
         self._refresh_lock = threading.RLock()
+        self._files: ConditionalFiles | None = None  # opened by the first change
+        self._remote_sizes: dict[int, int] = {}  # of the manifests at the address, in bytes
+        self._intact: set[int] = set()  # the numbers of local manifests that are those of the address
+        self._remote_serving: bytes | None = None  # the content of the serving state at the address
+        self._is_owner_checked = self.owner is None
 
     @property
     def serving(self) -> ServingState:
@@ -82,13 +120,13 @@ class RemoteRegistry(VersionRegistry):
     def list_versions(self) -> list[int]:
         """Return the numbers of all versions at the address, ascending."""
         self._refresh()
-        return super().list_versions()
+        return sorted({*super().list_versions(), *self._remote_sizes})
 
     def read_version(self, number: int) -> Version:
-        """Download the files of a version, and return its manifest. Raises as `VersionRegistry.read_version`."""
+        """Return the manifest of a version, whose files are downloaded when they are used; see `VersionRegistry`."""
         self._refresh()
-        if number in self._list_remote() and not self._has_files(number):
-            self._download(number)
+        if number in self._remote_sizes and not self._locate_manifest(number).exists():
+            raise CheckpointError(f"{self.uri}/{_name_manifest(number)} is damaged")
         return super().read_version(number)
 
     def push(self) -> None:
@@ -103,35 +141,63 @@ class RemoteRegistry(VersionRegistry):
                 raise ConfigError(
                     f"registry: {self.uri} has another version {number} than {self.root}; give each run an address of its own"
                 )
-        with self._lock():  # Leaving the context pushes the changes.
-            pass
 
-    def _refresh(self, now: bool = False, download_files: bool = True) -> None:
-        """Download new manifests, and the serving state if it has changed.
+        def push_serving() -> None:
+            if self._remote_serving is None and (self.root / _SERVING).exists():
+                self._write_serving(self.serving.as_successor(self.serving))
 
-        Args:
-            now: Whether to read the address even if it was read less than `max_age_s` ago.
-            download_files: Whether the files of the served versions are downloaded before the state is replaced.
-        """
+        self._change(push_serving)
+
+    def _refresh(self) -> None:
+        """Download what has changed at the address, unless it was read less than `max_age_s` ago or is being changed."""
         with self._refresh_lock:
             is_recent = time.monotonic() - self._refreshed_at < self._max_age_s
-            if self._changing or (is_recent and not now):
-                return
-            text = self._read_remote(_SERVING)
-            self._refreshed_at = time.monotonic()
-            path = self.root / _SERVING
-            for number in self._list_remote():
-                if not self._locate_manifest(number).exists():
-                    write_whole(
-                        self._locate_manifest(number), self._read_remote(_name_manifest(number)) or b""
-                    )
-            if text is None or (path.exists() and path.read_bytes() == text):
-                return
-            draft = self.root / "serving.taken.json"
-            write_whole(draft, text)
-            for number in ServingState.read(draft).versions if download_files else ():
-                self._download(number)
-            draft.replace(path)
+            if not self._changing and not is_recent:
+                self._fetch(download_files=True)
+
+    def _fetch(self, download_files: bool) -> None:
+        """Download new manifests, and the serving state if it has changed.
+
+        A damaged manifest is left out; whoever reads that version is told.
+
+        Args:
+            download_files: Whether the files of the served versions are downloaded before the state is replaced.
+        """
+        if not self._is_owner_checked:
+            check_owner(self._read_remote(OWNER), self.owner, self.uri)
+            self._is_owner_checked = True
+        text = self._read_remote(_SERVING)
+        self._refreshed_at = time.monotonic()
+        self._remote_sizes = self._list_remote()
+        for number, size in self._remote_sizes.items():
+            if number not in self._intact and self._fetch_manifest(number, size):
+                self._intact.add(number)
+        self._remote_serving, path = text, self.root / _SERVING
+        if text is None or (path.exists() and path.read_bytes() == text):
+            return
+        serving = ServingState.parse(text, f"{self.uri}/{_SERVING}")
+        for number in serving.versions if download_files else ():
+            self._download(number)
+        write_whole(path, text)
+
+    def _fetch_manifest(self, number: int, size: int) -> bool:
+        """Download a manifest unless the local one is intact and as long. Returns whether it is intact."""
+        path = self._locate_manifest(number)
+        if path.exists() and path.stat().st_size == size and self._is_manifest(path.read_bytes(), number):
+            return True
+        content = self._read_remote(_name_manifest(number))
+        if content is None or not self._is_manifest(content, number):
+            return False
+        write_whole(path, content)
+        return True
+
+    def _is_manifest(self, content: bytes, number: int) -> bool:
+        """Return whether a file is the whole manifest of a version."""
+        try:
+            Version.parse(content, "", number)
+        except CheckpointError:
+            return False
+        return True
 
     def _download(self, number: int) -> None:
         """Download the files of a version and of those that its rows are made from.
@@ -141,58 +207,84 @@ class RemoteRegistry(VersionRegistry):
         """
         for version in self._list_needed(number):
             for name in version.blobs:
-                path = self.blobs.root / name
-                if path.exists():
-                    continue
-                content = self._read_remote(f"blobs/{name}")
-                if content is None or hashlib.sha256(content).hexdigest() != name:
-                    raise CheckpointError(
-                        f"{self.uri}/blobs/{name} of version {version.number} is damaged or missing"
-                    )
-                with replace_file(path) as draft:
-                    draft.write_bytes(content)
+                if not (self.blobs.root / name).exists():
+                    self._fetch_blob(name, f"a file of version {version.number}")
 
-    def _has_files(self, number: int) -> bool:
-        """Return whether all files of a version are in the local folder."""
-        try:
-            needed = self._list_needed(number)
-        except (CheckpointError, ConfigError):
-            return False
-        return all((self.blobs.root / name).exists() for version in needed for name in version.blobs)
+    def _fetch_blob(self, name: str, description: str) -> None:
+        """Download a blob. Raises CheckpointError if it is missing or damaged."""
+        content = self._read_remote(f"blobs/{name}")
+        if content is None or hashlib.sha256(content).hexdigest() != name:
+            raise CheckpointError(f"{self.uri}/blobs/{name}: {description} is damaged or missing")
+        with replace_file(self.blobs.root / name) as draft:
+            draft.write_bytes(content)
 
     def _list_needed(self, number: int) -> list[Version]:
         """Return a version and its ancestors up to a full one, the newest first."""
-        versions = [super().read_version(number)]
+        versions = [self._read_needed(number)]
         while versions[-1].kind != FULL and versions[-1].base is not None:
-            versions.append(super().read_version(versions[-1].base))
+            versions.append(self._read_needed(versions[-1].base))
         return versions
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Hold the lock of the serving state within a context, then push the changes; undo them if that fails."""
-        with super()._lock(), self._refresh_lock:
-            self._refresh(
-                now=True, download_files=False
-            )  # Changing the serving state does not wait for downloads.
-            self._changing = True
-            old_serving = VersionRegistry.serving.fget(self)  # pyright: ignore[reportOptionalCall]
-            old_numbers = set(super().list_versions())
+    def _read_needed(self, number: int) -> Version:
+        """Return the manifest of a version that others need. Raises CheckpointError if there is none."""
+        if not self._locate_manifest(number).exists():
+            raise CheckpointError(f"{self.uri}/{_name_manifest(number)} is damaged or missing")
+        return super().read_version(number)
+
+    # --- Changing ---------------------------------------------------------------------------------------------
+
+    def _change(self, change: Callable[[], _Result]) -> _Result:
+        """Change the newest state at the address, again if another host was first; see `VersionRegistry._change`."""
+        with self._lock(), self._refresh_lock:
+            self._changing = True  # what is read meanwhile does not wait for downloads
             try:
-                yield
-                self._push_changes()
-            except BaseException:
-                for number in set(super().list_versions()) - old_numbers:
-                    self._locate_manifest(number).unlink()
-                old_serving.write(self.root / _SERVING)
-                raise
+                for _ in range(_MAX_ATTEMPTS):
+                    self._fetch(download_files=False)
+                    with suppress(StorageConflict):
+                        self._store_owner()
+                        self._push_missing()
+                        return change()
             finally:
                 self._changing = False
                 self._refreshed_at, self._announced = -float("inf"), None
+        raise CheckpointError(
+            f"registry {self.uri} is changed by other hosts all the time, so nothing was changed; try again"
+        )
 
-    def _prepare(self, contents: VersionContents, number: int, base: int | None) -> Version:
+    def _add_version(self, version: Version) -> Version:
+        """Add a version at the address, then in the local folder; see `VersionRegistry._add_version`."""
+        added = replace(version, number=max(self.list_versions(), default=0) + 1)
+        self._push_files(added)
+        self._push_manifest(added.number, added.encode())
+        write_whole(self._locate_manifest(added.number), added.encode())
+        return added
+
+    def _write_serving(self, serving: ServingState) -> None:
+        """Replace the serving state at the address, then in the local folder.
+
+        Raises:
+            StorageConflict: Another host has changed it since it was read.
+            CheckpointError: The address does not answer, and does not have the state.
+        """
+        content = serving.encode()
+        try:
+            self._replace_remote(_SERVING, content, self._remote_serving)
+        except (StorageConflict, CheckpointError):
+            text = self._read_remote(_SERVING)  # the answer to a write that was made may have been lost
+            if text is None or serving.changes[-1] not in ServingState.parse(text, self.uri).changes:
+                raise
+        self._remote_serving = content
+        write_whole(self.root / _SERVING, content)
+
+    def _store_owner(self) -> None:
+        """Record which run the versions belong to, at the address too."""
+        super()._store_owner()
+        if self.owner is not None and self._read_remote(OWNER) is None:
+            self._replace_remote(OWNER, encode_owner(self.owner), None)
+
+    def _prepare(self, contents: VersionContents, base: int | None) -> Version:
         """Write the files of a version and push them, so that the lock is not held during the upload."""
-        self._refresh(now=True)
-        version = super()._prepare(contents, number, base)
+        version = super()._prepare(contents, base)
         self._push_files(version)
         return version
 
@@ -200,27 +292,55 @@ class RemoteRegistry(VersionRegistry):
         """Push the blobs of a version that the address lacks."""
         for name in version.blobs:
             if not self._has_remote(f"blobs/{name}"):
-                self._write_remote(f"blobs/{name}", (self.blobs.root / name).read_bytes())
+                self._write_remote(f"blobs/{name}", self.blobs.locate(name).read_bytes())
 
-    def _push_changes(self) -> None:
-        """Push the versions that the address lacks, then the serving state."""
-        remote_numbers = set(self._list_remote())
-        for number in super().list_versions():
-            if number in remote_numbers:
+    def _push_manifest(self, number: int, content: bytes) -> None:
+        """Push a manifest. Raises StorageConflict if the address has another one of this number."""
+        try:
+            self._replace_remote(_name_manifest(number), content, None)
+        except (StorageConflict, CheckpointError):
+            if self._read_remote(_name_manifest(number)) != content:
+                raise
+        self._remote_sizes[number] = len(content)
+        self._intact.add(number)
+
+    def _push_missing(self) -> None:
+        """Push the versions that the address lacks, which may be new, apart from damaged ones."""
+        for number in VersionRegistry.list_versions(self):
+            if number in self._remote_sizes:
                 continue
-            self._push_files(super().read_version(number))
-            self._write_remote(_name_manifest(number), self._locate_manifest(number).read_bytes())
-        if (self.root / _SERVING).exists():
-            self._write_remote(_SERVING, (self.root / _SERVING).read_bytes())
+            try:
+                version = Version.read(self._locate_manifest(number))
+                for name in version.blobs:
+                    BlobStore.locate(self.blobs, name)
+            except CheckpointError:
+                continue
+            self._push_files(version)
+            self._push_manifest(number, self._locate_manifest(number).read_bytes())
 
     # --- The filesystem ---------------------------------------------------------------------------------------
 
-    def _list_remote(self) -> list[int]:
-        """Return the numbers of the versions at the address, ascending."""
+    def _replace_remote(self, name: str, content: bytes, old: bytes | None) -> None:
+        """Write a small file if the address still has its old content, or none if that is None.
+
+        Raises:
+            StorageConflict: Another host was first.
+            CheckpointError: The address does not answer.
+            ConfigError: Another host is the only one that may write.
+        """
+        with self._convert_errors():
+            if self._files is None:
+                access = _RemoteAccess(self._read_remote, self._write_remote)
+                self._files = open_conditional_files(self.uri, self._fs, self._path, access, self.root)
+            self._files.replace(name, content, old)
+
+    def _list_remote(self) -> dict[int, int]:
+        """Return the size in bytes of each manifest at the address by the number of its version, ascending."""
         selector = pafs.FileSelector(self._join_path("versions"), allow_not_found=True)
         with self._convert_errors():
-            stems = [info.base_name.removesuffix(".json") for info in self._fs.get_file_info(selector)]
-        return sorted(int(stem) for stem in stems if stem.isdecimal())
+            infos = self._fs.get_file_info(selector)
+        sizes = {info.base_name.removesuffix(".json"): info.size or 0 for info in infos}
+        return {int(stem): size for stem, size in sorted(sizes.items()) if NUMBER.fullmatch(stem)}
 
     def _has_remote(self, name: str) -> bool:
         """Return whether a file exists at the address."""
@@ -237,11 +357,12 @@ class RemoteRegistry(VersionRegistry):
     def _write_remote(self, name: str, content: bytes) -> None:
         """Write a file at the address atomically."""
         path = self._join_path(name)
+        draft = f"{path}.{secrets.token_hex(4)}.part"  # of this writer alone
         with self._convert_errors():
             self._fs.create_dir(path.rpartition("/")[0], recursive=True)
-            with self._fs.open_output_stream(f"{path}.part") as file:
+            with self._fs.open_output_stream(draft) as file:
                 file.write(content)
-            self._fs.move(f"{path}.part", path)
+            self._fs.move(draft, path)
 
     def _join_path(self, name: str) -> str:
         """Return the path on the filesystem of a file, given by its name relative to the address."""
@@ -249,35 +370,67 @@ class RemoteRegistry(VersionRegistry):
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Convert errors of the filesystem to CheckpointError within a context."""
+        """Convert errors of the filesystem to CheckpointError within a context, apart from StorageConflict."""
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except StorageConflict:
+            raise
+        except (pa.ArrowException, OSError, StorageError) as error:
             raise CheckpointError(f"registry {self.uri} does not answer: {_format_error(error)}") from None
 
 
-def open_registry(folder: Path, address: str | None = None) -> VersionRegistry:
+@dataclass(frozen=True, slots=True)
+class _RemoteAccess:
+    """The functions of a registry that read and write whole files at its address."""
+
+    read: Callable[[str], bytes | None]
+    write: Callable[[str, bytes], None]
+
+
+def open_registry(
+    folder: Path, address: str | None = None, owner: Mapping[str, str] | None = None
+) -> VersionRegistry:
     """Open the registry of a run's serving folder.
 
     Args:
         folder: RUN/serving.
-        address: Address of the registry; None for the address that was used there last, or else the folder itself;
+        address: Address of the registry; None for the address that this user has used there last, or else the folder itself;
             "" for the folder itself. The content of the folder is pushed to an address that differs from the last one.
+        owner: The run, as for `VersionRegistry`.
 
     Raises:
-        ConfigError: The address has no filesystem.
+        ConfigError: The address has no filesystem or a password, another run has its versions there, or the folder names an
+            address that this user has neither given nor approved.
         CheckpointError: A new address does not answer.
     """
     address_file = folder / "registry.uri"
-    last_address = address_file.read_text(encoding="utf-8").strip() if address_file.exists() else ""
+    last_address = read_registry_address(address_file)
+    if address is None and last_address:
+        check_address(last_address)
+        check_registry(folder, last_address)
     address = last_address if address is None else address
     if not address:
-        return VersionRegistry(folder / "registry")
-    registry = RemoteRegistry(folder / "registry", address)
+        return VersionRegistry(folder / "registry", owner)
+    check_address(address)
+    registry = RemoteRegistry(folder / "registry", address, owner=owner)
     if address != last_address:
         registry.push()
         write_whole(address_file, address.encode())
+    approve_registry(folder, address)
     return registry
+
+
+def check_address(address: str) -> None:
+    """Check that the address of a registry has no password, since the address is stored and told.
+
+    Raises:
+        ConfigError: It has.
+    """
+    if without_user := find_password(address):
+        raise ConfigError(
+            f"registry: a password stands in the address {without_user}; take it out and give it by the environment "
+            "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ...)"
+        )
 
 
 def _name_manifest(number: int) -> str:

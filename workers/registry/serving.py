@@ -10,12 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from nonet.atomic import write_whole
 from nonet.errors import CheckpointError, ConfigError
+from nonet.workers.registry.version import VersionNumber
+
+_REMEMBERED_CHANGES = 32
+_FIRST_FIELDS = (
+    "default",
+    "shares",
+    "refused",
+    "withdrawn",
+    "turn",
+)  # which files of all versions of Nonet have
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +45,17 @@ class ServingState:
         salts: By version, the salt of the hash of its share; "" for shares of files written before there were salts.
         followed: The checkpoint that the run's follower published last; None if it has published none, or an older Nonet
             did.
+        changes: Random names of the last changes, by which a writer that got no answer knows whether its change was made.
     """
 
-    default: int | None = None
-    shares: dict[int, float] = field(default_factory=dict)
-    refused: tuple[int, ...] = ()
+    default: VersionNumber | None = None
+    shares: dict[VersionNumber, Annotated[float, Field(gt=0, lt=1)]] = field(default_factory=dict)
+    refused: tuple[VersionNumber, ...] = ()
     withdrawn: tuple[str, ...] = ()
     turn: int = 0
-    salts: dict[int, str] = field(default_factory=dict)
+    salts: dict[VersionNumber, str] = field(default_factory=dict)
     followed: str | None = None
+    changes: tuple[str, ...] = ()
 
     @property
     def versions(self) -> list[int]:
@@ -55,17 +71,18 @@ class ServingState:
             remaining -= share
         return self.default
 
-    def promote(self, version: int, share: float | None) -> ServingState:
+    def promote(self, version: int, share: float | None, *, is_refused: bool = False) -> ServingState:
         """Return the state in which a version answers all users, or a share of them beside the default.
 
         Args:
             version: The version.
             share: Share of the users in (0, 1), None for all.
+            is_refused: Whether the version is made from one that was rolled back.
 
         Raises:
             ConfigError: The version was rolled back, or the shares are out of range.
         """
-        if version in self.refused:
+        if is_refused or version in self.refused:
             raise ConfigError(
                 f"version {version} was rolled back, or made from one that was; promote another, or publish its checkpoint anew "
                 "(nonet publish --step N)"
@@ -87,9 +104,13 @@ class ServingState:
 
     def replace_version(self, old: int, new: int) -> ServingState:
         """Return the state in which a version takes the place of another, for the same users."""
-        shares = {new if version == old else version: share for version, share in self.shares.items()}
-        salts = {new if version == old else version: salt for version, salt in self.salts.items()}
         default = new if self.default == old else self.default
+        shares: dict[int, float] = {}
+        for version, share in self.shares.items():
+            number = new if version == old else version
+            shares[number] = shares.get(number, 0.0) + share
+        shares.pop(default or 0, None)  # its users are answered by the default version anyway
+        salts = {new if version == old else version: salt for version, salt in self.salts.items()}
         return replace(self, default=default, shares=shares, salts=salts, turn=self.turn + 1)
 
     def roll_back(self, target: int, refused: Collection[int]) -> ServingState:
@@ -97,13 +118,22 @@ class ServingState:
         all_refused = tuple(sorted({*self.refused, *refused} - {target}))
         return replace(self, default=target, shares={}, salts={}, refused=all_refused, turn=self.turn + 1)
 
-    def write(self, path: Path) -> None:
-        """Write the state to a file atomically."""
+    def as_successor(self, old: ServingState) -> ServingState:
+        """Return this state as the one that replaces another: with its turn and a name of this change."""
+        changes = (*old.changes, secrets.token_hex(8))[-_REMEMBERED_CHANGES:]
+        return replace(self, turn=old.turn + 1, changes=changes)
+
+    def encode(self) -> bytes:
+        """Return the content of the state's file."""
         body = asdict(self) | {
             "shares": {str(v): share for v, share in self.shares.items()},
             "salts": {str(v): salt for v, salt in self.salts.items()},
         }
-        write_whole(path, json.dumps(body, indent=1).encode())
+        return json.dumps(body, indent=1).encode()
+
+    def write(self, path: Path) -> None:
+        """Write the state to a file atomically."""
+        write_whole(path, self.encode())
 
     @classmethod
     def read(cls, path: Path) -> ServingState:
@@ -130,18 +160,24 @@ class ServingState:
             CheckpointError: The content is damaged.
         """
         try:
-            body = json.loads(text)
-        except ValueError as error:
-            raise CheckpointError(f"{source_name} does not say which version is served: {error}") from None
-        return cls(
-            default=body["default"],
-            shares={int(v): float(share) for v, share in body["shares"].items()},
-            refused=tuple(body["refused"]),
-            withdrawn=tuple(body["withdrawn"]),
-            turn=body["turn"],
-            salts={int(v): str(salt) for v, salt in body.get("salts", {}).items()},
-            followed=body.get("followed"),
-        )
+            serving = _SCHEMA.validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise CheckpointError(
+                f"{source_name} does not say which version is served: {key}{': ' if key else ''}{first['msg']}"
+            ) from None
+        problem = ""
+        if missing := [name for name in _FIRST_FIELDS if name not in json.loads(text)]:
+            problem = f"{missing[0]} is missing"
+        elif sum(serving.shares.values()) >= 1:
+            problem = f"the shares are {sum(serving.shares.values()):g} together"
+        if problem:
+            raise CheckpointError(f"{source_name} does not say which version is served: {problem}")
+        return serving
+
+
+_SCHEMA = TypeAdapter(ServingState)
 
 
 def _hash_to_unit(key: str) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from nonet.controller.record import Checkpoints
 from nonet.deploy.opened import OpenedRun
-from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.errors import NonetError, StaleVersion
 from nonet.models.generation import Corpus
 
 _POLL_S = 0.1  # between two checks of the run
@@ -37,12 +39,12 @@ class RunFollower:
     def check_once(self) -> None:
         """Publish new checkpoints and catalogues; failures are recorded in `problem`."""
         try:
-            newest = max(self._run.folder.checkpoints.glob("step-*/manifest.json"), default=None)
+            newest = Checkpoints(self._run.folder.checkpoints).find_newest_unchecked()
             catalogue = self._run.catalogues.get_newest()
             if catalogue is not self._catalogue and self._renew is not None:
                 self._renew(catalogue)
             self._catalogue = catalogue
-            state = newest and (newest, newest.stat().st_mtime_ns, catalogue.trie.version)
+            state = newest and self._read_state(newest, catalogue)
             if state is None or state == self._checked_state:
                 return
             self._run.publish_catalogue()
@@ -56,8 +58,13 @@ class RunFollower:
                 self._checked_state, self.problem = state, _format_error(error)
                 return
             self._checked_state, self.problem = state, None
-        except (ConfigError, CheckpointError, OSError) as error:
+        except (NonetError, OSError) as error:
             self.problem = _format_error(error)
+
+    def _read_state(self, checkpoint: Path, catalogue: Corpus) -> tuple[Any, ...]:
+        """Return what a check depends on; versions that a person promotes may have an older catalogue."""
+        written_ns = (checkpoint / "manifest.json").stat().st_mtime_ns
+        return checkpoint, written_ns, catalogue.trie.version, self._run.registry.announced.versions
 
     def start(self) -> None:
         """Start a thread that checks periodically until `stop` or the end of the process."""

@@ -5,6 +5,7 @@ from .local_folders import find_local_runs as find_local_runs
 from .local_folders import make_local_folder as make_local_folder
 from .local_folders import read_address as read_address
 from .locks import FILE_LOCKS as FILE_LOCKS
+from .locks import hold_lock_within as hold_lock_within
 from .mounts import fetch as fetch
 from .mounts import fetch_arguments as fetch_arguments
 from .mounts import fetch_known as fetch_known
@@ -29,6 +30,7 @@ from .mounts import send_command as send_command
 from .mounts import upload_written as upload_written
 from .objects import OPENING_TIMEOUT_S as OPENING_TIMEOUT_S
 from .objects import ObjectStorage as ObjectStorage
+from .objects import Storage as Storage
 from .objects import check_address as check_address
 from .objects import is_storage_address as is_storage_address
 from .objects import join_address as join_address

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from nonet.errors import DeadlineExceeded
+
+_POLL_S = 0.01
 
 
 class Locks(Protocol):
@@ -52,6 +57,32 @@ class FileLocks:
         except BlockingIOError:
             return None
         return lambda: os.close(descriptor)
+
+
+@contextmanager
+def hold_lock_within(file: Path, timeout_s: float, action: str) -> Iterator[None]:
+    """Lock a file between processes while a block runs, after waiting for other holders for a limited time.
+
+    Args:
+        file: The file, which is created if needed.
+        timeout_s: Seconds to wait.
+        action: What other holders do, for the message.
+
+    Raises:
+        DeadlineExceeded: Another process holds the lock, for example since it is suspended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (release := FILE_LOCKS.take(file)) is None:
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"another process is {action} and does not end within {timeout_s:g} s, so nothing was changed; it may be "
+                f"suspended: find it with `fuser {file}`, continue or end it, and try again"
+            )
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        release()
 
 
 def _lock(file: Path, mode: int) -> int:

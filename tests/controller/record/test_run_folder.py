@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from unittest.mock import ANY
 
 import pytest
 
@@ -129,3 +130,22 @@ def test_a_run_in_a_folder_of_several_is_named_by_both_and_is_not_the_last(two_r
     with pytest.raises(ConfigError, match=r"2 runs start with 'many/s'"):
         find_run("many/s")
     assert name_run(find_run("search/t")) == "search/trials/0/search-0-1"
+
+
+def test_a_copy_of_a_run_has_the_same_owner_and_a_later_run_of_the_same_data_has_another(tmp_path):
+    def begin(name, first_metric):
+        run = create_run(name, tmp_path / name)
+        run.write_json("results/tokenise.json", {"artifacts": {"sids": {"path": "x", "sha256": "5c52"}}})
+        run.metrics.write_bytes(first_metric)
+        return run
+
+    assert create_run("new", tmp_path / "new").describe_owner() is None
+    first = begin("first", b'{"t": 1}\n{"t": 2}\n').describe_owner()
+    assert first is not None
+    copied = begin("copy", b'{"t": 1}\n').describe_owner()
+    assert copied == {**first, "run": "copy"}
+    later = begin("later", b'{"t": 3}\n').describe_owner()
+    assert later == {**first, "run": "later", "start": ANY}
+    assert later["start"] != first["start"]
+    early = begin("early", b'{"t": ').describe_owner()
+    assert early == {**first, "run": "early", "start": ""}, "the first metric is not complete yet"

@@ -7,10 +7,11 @@ import json
 import pyarrow.fs as pafs
 import pytest
 import torch
-from registry_world import contents, layer, read
+from registry_world import before_write, contents, layer, read
 
-from nonet.errors import CheckpointError, ConfigError
-from nonet.workers.registry import RemoteRegistry, VersionRegistry
+from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.workers.registry import RemoteRegistry, VersionRegistry, open_registry
+from nonet.workers.registry.remote import check_address
 
 
 @pytest.fixture(params=["subtree", "uri"])
@@ -56,7 +57,11 @@ def test_a_late_host_takes_what_is_served_and_no_more(at, tmp_path):
     assert late.serving.default == 3
     names = {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
     assert names == late.read_version(3).blobs | late.read_version(2).blobs
-    assert late.read_version(1).blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
+    first = late.read_version(1)
+    assert names == {path.name for path in (tmp_path / "late" / "blobs").iterdir()}, "a manifest alone"
+    late.locate_files(first)
+    late.map_layers(1)
+    assert first.blobs <= {path.name for path in (tmp_path / "late" / "blobs").iterdir()}
 
 
 def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
@@ -107,3 +112,261 @@ def test_a_registry_of_another_catalogue_has_the_same_weights_for_the_same_users
     fourth = registry.publish(contents(tmp_path, rows=[9], weight=3.0, step=3), base=3)
     assert same_rows(registry, fourth.number, [9])
     assert json.loads((tmp_path / "registry" / "versions" / "000003.json").read_text())["rows"] == {}
+
+
+def test_two_hosts_that_publish_at_once_get_two_versions(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    between = contents(tmp_path, rows=[3], step=2, weight=5.0)
+    before_write(theirs, "versions/", lambda: mine.publish(between, base=1))
+    version = theirs.publish(contents(tmp_path, rows=[7], step=3, weight=9.0), base=1)
+    for host in (mine, theirs, at("late")):
+        assert [host.read_version(number).source["step"] for number in host.list_versions()] == [1, 2, 3]
+        assert (version.number, host.serving.default) == (3, 3)
+        assert same_rows(host, 3, [7])
+
+
+def test_a_rollback_on_another_host_is_not_overwritten_by_a_change_that_began_before_it(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    before_write(mine, "serving.json", lambda: theirs.rollback())
+    mine.withdraw({"17"})
+    for serving in (mine.serving, theirs.serving, at("late").serving):
+        assert (serving.default, serving.refused, serving.withdrawn) == (1, (2,), ("17",))
+
+
+def test_states_that_follow_each_other_have_different_turns_whoever_wrote_them(at, tmp_path):
+    """A server that has seen one of two equal turns would not notice the other."""
+    mine, theirs, server = at("mine"), at("theirs"), at("server")
+    mine.publish(contents(tmp_path))
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    turns = [server.announced.turn]
+
+    def withdraw():
+        theirs.withdraw({"1009"})
+        turns.append(server.announced.turn)
+
+    before_write(mine, "serving.json", withdraw)
+    mine.rollback()
+    turns.append(server.announced.turn)
+    assert turns == [2, 3, 4]
+
+
+def test_a_version_whose_base_another_host_rolls_back_meanwhile_is_not_served(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    before_write(theirs, "serving.json", lambda: mine.rollback())
+    with pytest.raises(StaleVersion, match="version 2 was rolled back"):
+        theirs.publish(contents(tmp_path, rows=[3, 4], step=3), base=2)
+    assert mine.serving.default == 1
+    with pytest.raises(ConfigError, match="made from one that was"):
+        mine.promote(3)
+
+
+def fails_after(registry, name):
+    """Let the next write of a file at the address be made, and its answer be lost."""
+    write, failures = registry._replace_remote, [1]
+
+    def write_and_fail(written_name, content, old):
+        write(written_name, content, old)
+        if written_name.startswith(name) and failures:
+            failures.pop()
+            raise CheckpointError("connection reset")
+
+    registry._replace_remote = write_and_fail
+
+
+def test_a_rollback_whose_answer_is_lost_goes_back_once(at, tmp_path):
+    mine = at("mine")
+    mine.publish(contents(tmp_path))
+    for number in (1, 2):
+        mine.publish(contents(tmp_path, rows=[number], step=1 + number), base=number)
+    fails_after(mine, "serving.json")
+    assert mine.rollback().default == 2
+    assert (at("late").serving.default, mine.serving.refused) == (2, (3,))
+
+
+def test_a_change_whose_answer_is_lost_is_known_though_another_host_has_changed_more(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    for number in (1, 2):
+        mine.publish(contents(tmp_path, rows=[number], step=1 + number), base=number)
+    write = mine._replace_remote
+
+    def write_and_fail(name, content, old):
+        write(name, content, old)
+        mine._replace_remote = write
+        theirs.withdraw({"17"})
+        raise CheckpointError("connection reset")
+
+    mine._replace_remote = write_and_fail
+    mine.rollback()
+    serving = at("late").serving
+    assert (serving.default, serving.withdrawn) == (2, ("17",)), "it did not go back twice"
+
+
+def test_a_version_whose_answer_is_lost_is_published_once(at, tmp_path):
+    mine = at("mine")
+    fails_after(mine, "versions/")
+    assert mine.publish(contents(tmp_path)).number == 1
+    assert at("late").list_versions() == [1]
+
+
+def test_a_change_that_does_not_reach_the_address_changes_nothing_here(at, tmp_path):
+    mine = at("mine")
+    mine.publish(contents(tmp_path))
+    mine.publish(contents(tmp_path, rows=[1], step=2), base=1)
+
+    def fail(name, content, old):
+        raise CheckpointError("the network went away")
+
+    write, mine._replace_remote = mine._replace_remote, fail
+    with pytest.raises(CheckpointError):
+        mine.rollback()
+    assert VersionRegistry(tmp_path / "mine").serving.default == 2
+    with pytest.raises(CheckpointError):
+        mine.publish(contents(tmp_path, rows=[2], weight=3.0, step=3), base=2)
+    local = VersionRegistry(tmp_path / "mine")
+    assert (local.serving.default, local.serving.refused, local.list_versions()) == (2, (), [1, 2])
+    mine._replace_remote = write
+    assert mine.publish(contents(tmp_path, rows=[2], weight=3.0, step=3), base=2).number == 3
+
+
+def test_a_change_starts_from_the_newest_state_however_recently_it_was_read(tmp_path):
+    address = f"file://{tmp_path}/bucket"
+    mine, theirs = (RemoteRegistry(tmp_path / host, address, max_age_s=3600) for host in ("a", "b"))
+    mine.publish(contents(tmp_path))
+    assert theirs.serving.default == 1
+    mine.publish(contents(tmp_path, rows=[1], step=2), base=1)
+    assert theirs.rollback().default == 1, "the rollback is one of version 2"
+    assert theirs.serving.refused == (2,)
+
+
+def test_damaged_manifests_there_stop_nobody(at, tmp_path):
+    mine = at("mine")
+    mine.publish(contents(tmp_path))
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    place = tmp_path / "bucket" / "r1" / "versions" / "000003.json"
+    place.write_bytes((place.parent / "000002.json").read_bytes()[:40])
+    late = at("late")
+    assert late.serving.default == 2
+    with pytest.raises(CheckpointError, match=r"versions/000003.json is damaged"):
+        late.read_version(3)
+    assert late.publish(contents(tmp_path, rows=[4], step=4), base=2).number == 4
+    assert mine.serving.default == 4
+
+
+def test_a_manifest_that_was_damaged_there_is_read_once_it_is_whole(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    assert theirs.serving.default == 1
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    place = tmp_path / "bucket" / "r1" / "versions" / "000002.json"
+    whole = place.read_bytes()
+    place.write_bytes(whole[:40])
+    with pytest.raises(CheckpointError, match="000002"):
+        _ = theirs.serving
+    place.write_bytes(whole)
+    assert theirs.serving.default == 2
+    assert theirs.read_version(2).source["step"] == 2
+
+
+def test_a_lost_file_of_an_old_version_does_not_stop_the_next_one(at, tmp_path):
+    mine = at("mine")
+    first = mine.publish(contents(tmp_path))
+    for number in range(1, 4):
+        mine.publish(
+            contents(tmp_path, item=layer([], seed=number), step=number + 1, weight=2.0 + number), base=number
+        )
+    (tmp_path / "bucket" / "r1" / "blobs" / first.dense).unlink()
+    late = at("late")
+    fifth = late.publish(contents(tmp_path, item=layer([1], seed=3), step=5, weight=9.0), base=4)
+    assert (fifth.number, fifth.kind) == (5, "delta")
+    assert not (tmp_path / "late" / "blobs" / first.rows["item"]["row"]).exists(), "nobody has used it"
+
+
+def test_a_version_whose_base_has_lost_its_rows_is_written_whole(at, tmp_path):
+    mine = at("mine")
+    first = mine.publish(contents(tmp_path))
+    (tmp_path / "bucket" / "r1" / "blobs" / first.rows["item"]["row"]).unlink()
+    late = at("late")
+    second = late.publish(contents(tmp_path, rows=[4], step=2), base=1)
+    assert (second.kind, second.base) == ("full", 1)
+    assert same_rows(late, 2, [4])
+
+
+def test_processes_of_one_host_that_read_at_once_do_not_disturb_each_other(at, tmp_path):
+    at("publisher").publish(contents(tmp_path))
+    server, command = at("host"), at("host")
+    download = server._download
+
+    def download_while_another_reads(number):
+        assert command.serving.default == 1
+        download(number)
+
+    server._download = download_while_another_reads
+    assert server.serving.default == 1
+
+
+RUNS = [{"run": "feed", "data": "d", "start": start} for start in ("one", "two", "")]
+
+
+def test_an_address_and_a_folder_belong_to_one_run(at, tmp_path):
+    address = f"file://{tmp_path}/bucket/r1"
+    (first, second, early) = RUNS
+    RemoteRegistry(tmp_path / "a", address, owner=first).publish(contents(tmp_path))
+    with pytest.raises(ConfigError, match=r"file://.* has the versions of another run \('feed'\)"):
+        _ = RemoteRegistry(tmp_path / "b", address, owner=second).serving
+    with pytest.raises(ConfigError, match="has the versions of another run"):
+        VersionRegistry(tmp_path / "a", second)
+    with pytest.raises(ConfigError, match="has the versions of another run"):
+        VersionRegistry(tmp_path / "a", {**early, "data": "others"})
+    assert RemoteRegistry(tmp_path / "c", address, owner=early).serving.default == 1
+    assert RemoteRegistry(tmp_path / "d", address, owner={**first, "run": "a copy"}).serving.default == 1
+    at("unknown").withdraw({"1"})  # who does not know its run is not asked
+
+
+def test_a_registry_of_an_older_version_belongs_to_the_run_that_changes_it_next(at, tmp_path):
+    at("old").publish(contents(tmp_path))
+    address = f"file://{tmp_path}/bucket/r1"
+    assert RemoteRegistry(tmp_path / "a", address, owner=RUNS[0]).serving.default == 1
+    RemoteRegistry(tmp_path / "b", address, owner=RUNS[1]).withdraw({"1"})
+    with pytest.raises(ConfigError, match="has the versions of another run"):
+        _ = RemoteRegistry(tmp_path / "c", address, owner=RUNS[0]).serving
+
+
+def test_a_damaged_file_of_the_owner_is_named(tmp_path):
+    VersionRegistry(tmp_path, RUNS[0]).publish(contents(tmp_path))
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(
+        CheckpointError, match=r"run.json does not say .* remove it if they are those of feed"
+    ):
+        VersionRegistry(tmp_path, RUNS[0])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://ID:HIDDEN@bucket/r",
+        "s3://ID:HIDD/EN@bucket/r",
+        "s3://HIDDEN@bucket/r",
+        "hdfs://me:HIDDEN@bucket/r",
+    ],
+)
+def test_an_address_with_a_password_is_refused_and_not_told(tmp_path, address):
+    with pytest.raises(ConfigError, match=r"a password stands in the address \w+://bucket/r;") as error:
+        open_registry(tmp_path, address)
+    assert "HIDD" not in str(error.value)
+    (tmp_path / "registry.uri").write_text(address)
+    with pytest.raises(ConfigError, match="a password stands in the address"):
+        open_registry(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://bucket/a@b", "abfss://box@me.dfs.core.windows.net/r", "hdfs://me@host:8020/r", "s3://bucket"],
+)
+def test_an_at_sign_is_no_password(address):
+    check_address(address)
