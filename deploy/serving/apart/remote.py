@@ -131,7 +131,7 @@ class RemoteEnginePool:
                     self._renew(newest)
                     self._catalogue = newest
                 serving = self._run.registry.announced
-                self.swaps += serving.turn != self.serving.turn
+                self.swaps += serving != self.serving
                 self.serving = serving
                 self.problems.pop("registry", None)
             except Exception as error:  # the problem may be gone at the next poll

@@ -131,7 +131,7 @@ class JoinStoreConfig(StrictModel):
 
     Attributes:
         use: The address of the store, by default that of the scenario.
-        options: Options of the store, such as timeout and attempts, in addition to those of the scenario.
+        options: Options of the store, such as timeout_s and attempts, in addition to those of the scenario.
     """
 
     use: str | None = None
