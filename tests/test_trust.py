@@ -125,6 +125,15 @@ def test_the_option_approves_what_the_command_opens_and_is_remembered(run, monke
     read_code(run / "sources/evil.py", "use")
 
 
+def test_an_approval_behind_a_torn_line_is_remembered(run, monkeypatch):
+    approvals = trust._find_approvals()
+    approvals.parent.mkdir(parents=True)
+    approvals.write_text("0123")
+    trust.approve_code(run)
+    monkeypatch.setattr(trust, "_approved", set())
+    assert trust.is_approved(run)
+
+
 def test_a_command_that_only_reads_imports_no_code_not_even_approved_code(run):
     guard_folder(run)
     approve_code(run)

@@ -26,6 +26,19 @@ METRIC = "metric"
 KINDS = ("range", "log", "int")
 MOST_CORNERS = 256  # each is loaded as a scenario before the search starts
 _DIGITS = 4  # significant digits of sampled numbers
+# Keys below `data` that decide which events are measured, and by which labels.
+_DATA_KEYS = (
+    "interactions",
+    "labels",
+    "columns",
+    "missing",
+    "events",
+    "where",
+    "keep",
+    "repeats",
+    "unknown_items",
+    "split",
+)
 # Keys that define the task or the storage: scores of trials that differ in them cannot be compared.
 _FIXED = (
     "name",
@@ -35,8 +48,7 @@ _FIXED = (
     "evaluate",
     "checkpoint",
     "deadlines",
-    "data.split",
-    "data.keep",
+    *(f"data.{key}" for key in _DATA_KEYS),
 )
 _EXAMPLES = "[a, b, c], {range: [low, high]}, {log: [low, high]} or {int: [low, high], step: n}"
 

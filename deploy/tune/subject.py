@@ -208,9 +208,14 @@ class TunedScenario:
             path: The key.
 
         Raises:
-            ConfigError: The key is below a name that does not exist, or does not affect the score.
+            ConfigError: The key is below a name that does not exist, or does not affect the score, or decides what it measures.
         """
-        document = self.build_scenario({}).model_dump(mode="python", exclude_none=True, by_alias=True)
+        scenario = self.build_scenario({})
+        if path.endswith(".target") and scenario.model.spec.has_tasks:
+            raise ConfigError(
+                f"{where}: scores of trials that predict different labels cannot be compared; set it for all trials with --set"
+            )
+        document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
         stages = list(document["stages"])
         # Maps whose keys are names that the scenario chooses; loading would accept any other name.
         for parent in ("stages", "sparse.tables", *(f"stages.{stage}.rewards" for stage in stages)):

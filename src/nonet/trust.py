@@ -144,8 +144,8 @@ def approve_parts(parts: Collection[CodePart]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        lines = "".join(f"{code_hash}\n" for code_hash in sorted(unknown))
-        os.write(descriptor, lines.encode())  # a short append, which no other process divides
+        # A short append, which no other process divides, and behind a line that a killed process did not end.
+        os.write(descriptor, "".join(f"\n{code_hash}\n" for code_hash in sorted(unknown)).encode())
     finally:
         os.close(descriptor)
 

@@ -167,6 +167,29 @@ def test_a_conditional_write_whose_connection_is_lost_is_repeated_and_no_conflic
     assert lost == []
 
 
+def test_what_an_earlier_attempt_is_creating_is_no_object_of_another_process(
+    storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+):
+    import obstore
+    from obstore.exceptions import AlreadyExistsError
+
+    real_put, refused = obstore.put, [1, 2]
+
+    def put(store: S3Store, key: str, content: bytes, mode: Any = None) -> Any:
+        """Refuse twice, as S3 does while a request of the same key is in progress, which then fails."""
+        if refused:
+            refused.pop()
+            raise AlreadyExistsError("status code: 409: ConditionalRequestConflict")
+        return real_put(store, key, content, mode=mode)
+
+    monkeypatch.setattr(obstore, "put", put)
+    monkeypatch.setattr("nonet.storage.objects._RETRY_PAUSE_S", 0.0)
+    assert storage.put_if_absent("head", b"1")
+    with pytest.raises(StorageConflict):
+        storage.put_if_absent("head", b"2")
+    assert refused == []
+
+
 def test_requests_are_repeated_while_the_connections_to_the_server_are_cut_for_seconds(
     s3: dict[str, str], tmp_path: Path
 ):

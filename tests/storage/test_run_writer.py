@@ -113,6 +113,27 @@ def test_a_pruned_checkpoint_leaves_the_run_although_its_files_are_on_another_no
     assert not RunTree.decode(copy.storage.get(head.tree).content).select("checkpoints/step-000010")
 
 
+def test_files_of_a_user_with_names_like_those_of_drafts_are_stored(
+    make_copy: CopyMaker, make_view: ViewMaker
+):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    names = {
+        "sources/tmp-words.txt",
+        "sources/reward.old-1.py",
+        "sources/tmp-tables/a.csv",
+        "results/tmp-a.json",
+    }
+    for name in names | {
+        "artifacts/tmp-sids-1/sids.parquet",
+        "checkpoints/step-000010.old-1/dense/model.bin",
+    }:
+        write(copy, name, "1")
+    writer.close()
+    assert set(copy.get_tree().files) == names
+    assert (make_view("b").path / "sources/tmp-tables/a.csv").read_text() == "1"
+
+
 def test_what_a_commit_replaced_stays_for_readers_until_the_writer_is_closed(
     make_copy: CopyMaker, make_view: ViewMaker
 ):

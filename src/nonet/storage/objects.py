@@ -151,16 +151,23 @@ class ObjectStorage:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
+        end = time.monotonic() + self._retry_timeout_s
         with self._convert_errors(f"write {key}"):
-            try:
-                written = self._repeat("write", lambda: obstore.put(self._store, key, content, mode=mode))
-                return written["e_tag"] or ""
-            except (AlreadyExistsError, PreconditionError):
-                # The response to an attempt that succeeded may have been lost, so that its repetition fails.
-                stored = self.get(key)
-                if stored is not None and stored.content == content:
-                    return stored.etag
-                raise StorageConflict(f"{self.address}/{key} was written by another process") from None
+            while True:
+                try:
+                    written = self._repeat("write", lambda: obstore.put(self._store, key, content, mode=mode))
+                    return written["e_tag"] or ""
+                except (AlreadyExistsError, PreconditionError):
+                    # The response to an attempt that succeeded may have been lost, so that its repetition fails.
+                    stored = self.get(key)
+                    if stored is not None and stored.content == content:
+                        return stored.etag
+                    # S3 also refuses to create what an earlier attempt is creating, which may fail.
+                    if stored is not None or mode != "create" or time.monotonic() > end:
+                        raise StorageConflict(
+                            f"{self.address}/{key} was written by another process"
+                        ) from None
+                time.sleep(_RETRY_PAUSE_S)
 
     def _repeat(self, operation: str, call: Callable[[], _Result]) -> _Result:
         """Send a request again while the server does not answer; obstore does not repeat one whose body was on its way.

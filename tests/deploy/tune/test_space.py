@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from likes_world import make_likes
 from tests_ring import make_ring
 
 from nonet.controller.scenario import load_scenario
@@ -67,6 +68,11 @@ def test_a_file_says_choices_ranges_logarithms_and_whole_numbers(folder):
         ("a.lr: {range: [0, 1], to: 3}", "unknown key 'to' beside range"),
         ("seed: [1, 2]", "seed: scores of trials with different seed cannot be compared"),
         ("data.split.valid: [1, 2]", "scores of trials with different data.split cannot be compared"),
+        (
+            "data.labels.within: [1d, 7d]",
+            "scores of trials with different data.labels cannot be compared; set it for all trials with --set",
+        ),
+        ("data.where: ['rating > 1', 'rating > 2']", "scores of trials with different data.where cannot be"),
         ("a.lr: {range: [0, .inf]}", r"must be \[low, high\] of numbers"),
     ],
 )
@@ -105,6 +111,19 @@ def test_the_data_are_checked_with_every_listed_value_and_read_once(folder, monk
     space = _space(folder, "stages.finetune.target: ['rating >= 4', 'rating >= 9']")
     with pytest.raises(ConfigError, match=r"with stages\.finetune\.target=rating >= 9: .*holds for none"):
         _subject(folder).check(space)
+
+
+def test_trials_of_a_click_model_that_predict_other_labels_are_refused(folder, tmp_path):
+    targets = "['rating >= 4', 'rating >= 3']"
+    _subject(folder).check(
+        _space(folder, f"stages.finetune.target: {targets}")
+    )  # what a ranking model trains on
+    clicks = TunedScenario.read(make_likes(tmp_path) / "likes.yaml")
+    clicks.check(_space(folder, "stages.train.lr: {log: [1e-3, 1e-2]}"))
+    with pytest.raises(
+        ConfigError, match=r"stages\.train\.target: .* predict different labels cannot be compared"
+    ):
+        clicks.check(_space(folder, f"stages.train.target: {targets}"))
 
 
 def test_a_space_that_fits_is_accepted(folder):

@@ -27,6 +27,7 @@ RUNNING = [
     ["evaluate"],
     ["recommend", "--user=1"],
     ["export", "out"],
+    ["score", "--data", "rows.csv", "--out", "scores.parquet"],
     ["resume"],
     ["publish", "--step", "3"],
     ["serve", "--port", "18080"],
@@ -173,8 +174,9 @@ def test_the_stored_scenario_of_an_approved_run_runs_its_code(command, evil, tmp
     assert "--trust" not in err
 
 
-def test_items_are_not_added_to_a_run_whose_code_is_not_approved(command, evil, tmp_path):
-    code, out, err = command("items", "add", evil, "items.parquet")
+@pytest.mark.parametrize("words", [("items", "add"), ("store", "append")], ids=" ".join)
+def test_nothing_is_added_to_a_run_whose_code_is_not_approved(command, evil, tmp_path, words):
+    code, out, err = command(*words, evil, "table.parquet")
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
     assert "read it, then add --trust" in err
     assert not (tmp_path / "mark").exists()

@@ -1,8 +1,12 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from nonet.errors import ConfigError
 from nonet.models.generation.corpus import add_joins
@@ -109,6 +113,24 @@ def test_a_join_that_cannot_be_names_its_key(tmp_path):
         Join(use=str(tmp_path / "s"), columns=["price"], as_of="time").open("item")
     with pytest.raises(ConfigError, match=r"data\.join\.item: .* no column 'prise'"):
         Join(use=str(tmp_path / "s"), columns=["prise"]).open("item")
+
+
+PAGES = Path(__file__).parents[3] / "docs"
+EXAMPLE = re.compile(r"use: \"?([\w+]+:[^,\s\"]+)(?:[^{}]|\{[^{}]*\})*?options: (\{[^{}]*\})")
+
+
+def test_stores_have_the_options_that_pages_and_the_scenario_reference_name():
+    examples = [
+        (use, yaml.safe_load(options))
+        for page in sorted(PAGES.rglob("*.md"))
+        for use, options in EXAMPLE.findall(page.read_text(encoding="utf-8"))
+    ]
+    description = Join.model_fields["options"].description or ""
+    named = description.partition(": ")[2].partition(", and those")[0].split(", ")
+    examples += [(use, dict.fromkeys(named, 2)) for use in ("redis://a:1/b", "hbase://a:1/b")]
+    assert len(examples) >= 6
+    for use, options in examples:
+        Join(use=use, columns=["a"], options=options)
 
 
 def test_joins_count_what_they_looked_up_and_found_since_they_were_last_asked(tmp_path):

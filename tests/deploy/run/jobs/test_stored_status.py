@@ -10,9 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from nonet.controller.record import CommandQueue, RunFolder, find_run
 from nonet.deploy.run import driver
 from nonet.errors import ConfigError, StorageError
-from nonet.storage import MountedRun, ObjectStorage, RunCopy, RunWriter, mounts, open_storage
+from nonet.storage import (
+    MountedRun,
+    ObjectStorage,
+    RunCopy,
+    RunWriter,
+    make_local_folder,
+    mounts,
+    open_storage,
+)
 from nonet.storage.objects import read_clock
 from tests.s3 import BUCKET, serve_s3
 
@@ -135,15 +144,42 @@ def test_a_start_under_the_name_of_a_run_in_progress_is_refused_after_a_look_of_
     assert 0 < sum(looks) <= 61
 
 
-def test_a_storage_that_ignores_conditions_is_accepted_for_a_single_writer_alone(commit_status, monkeypatch):
+@pytest.mark.parametrize("resume", [False, True])  # a bucket may have been moved
+def test_a_storage_that_ignores_conditions_is_accepted_for_a_single_writer_alone(
+    commit_status, monkeypatch, resume
+):
     def ignore(_: object) -> None:
         raise ConfigError("ignores the condition If-None-Match")
 
     monkeypatch.setattr(ObjectStorage, "check_conditions", ignore)
     address = commit_status(state="running").replace("/mine", "/new")
     with pytest.raises(ConfigError, match="ignores the condition"):
-        driver._check_storage(address, resume=False, single_writer=False)
-    driver._check_storage(address, resume=False, single_writer=True)
+        driver._check_storage(address, resume=resume, single_writer=False)
+    driver._check_storage(address, resume=resume, single_writer=True)
+
+
+def test_a_command_on_the_node_of_a_stored_run_is_answered_once_its_record_is_stored(
+    s3, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path))
+    address = f"{BUCKET}/{tmp_path.name}/mine"
+    folder = make_local_folder(*address.rsplit("/", 1))
+    copy = RunCopy(MountedRun(address, str(folder)), open_storage(address))
+    writer, run = RunWriter(copy), RunFolder(folder)
+    run.scenario.write_text("name: x")
+    writer.commit()
+    user = CommandQueue(find_run(folder))
+    command_id = user.ask(verb="set", name="hit.weight", value=2)
+    assert writer.commit_in_background()
+    controller = CommandQueue(run)
+    controller.take(controller.list_waiting()[0], "rl", 5, "set hit.weight to 2")
+    assert controller.read_answer(command_id)
+    assert user.read_answer(command_id) is None
+    assert writer.commit_in_background()
+    assert "commands.jsonl" in copy.read_tree().files
+    assert user.read_answer(command_id) == {"state": "taken", "text": "set hit.weight to 2"}
+    writer.close()
+    mounts._copies.clear()
 
 
 def test_the_place_of_a_run_names_it_on_its_cluster(command, dashboard):
