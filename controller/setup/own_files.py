@@ -183,7 +183,9 @@ def is_private_key(file: Path) -> bool:
         return True
     with file.open("rb") as source:
         head = source.read(_KEY_SEARCH_BYTES)
-    return bool(_PRIVATE_KEY.search(head.replace(b"\0", b"")))  # a text in UTF-16 has a zero in each character
+    return bool(
+        _PRIVATE_KEY.search(head.replace(b"\0", b""))
+    )  # a text in UTF-16 has a zero in each character
 
 
 def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:

@@ -28,7 +28,7 @@ def describe_folder(run: RunFolder) -> dict[str, Any]:
     """
     fetch(run.status)
     fetch(run.report)
-    status = dict(run.read_json(run.status.name) or {})
+    status = dict(run.read_status())
     state = status.get("state", "starting")
     if run.report.exists():
         state = "done"
@@ -180,5 +180,5 @@ def is_run_elsewhere(run: RunFolder) -> bool:
     """Return whether another machine works on a stored run, by its status and the age of its head in the storage."""
     if find_copy(run.path) is None or run.report.exists():
         return False
-    status = run.read_json(run.status.name) or {}
+    status = run.read_status()
     return status.get("state", "starting") in ("starting", "running") and is_written_now(run.path)

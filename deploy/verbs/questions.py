@@ -290,10 +290,12 @@ def read_group(folder: Path) -> tuple[dict[str, Any], str]:
 
 def print_summary(run: Any, page: Path) -> None:
     """Print the summary of a run (a `RunFolder`), the path of its page, and a suggested command."""
+    from nonet.atomic import refuse_damage
     from nonet.deploy.report import format_summary, suggest_command
     from nonet.storage import read_address
 
-    print(format_summary(run.read_json("report.json")))
+    with refuse_damage(run.report):
+        print(format_summary(run.read_json("report.json")))
     print(f"\nreport     {page}")
     if address := read_address(run.path):
         print(f"stored     {address}")

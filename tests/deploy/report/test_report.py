@@ -314,7 +314,7 @@ def test_a_folder_without_a_report_is_named_and_left_alone(tmp_path):
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path)) + " has no report.json"):
         write_report(tmp_path)
     (tmp_path / "report.json").write_text('{"run": ')
-    with pytest.raises(ConfigError, match=r"report\.json is not JSON"):
+    with pytest.raises(ConfigError, match=r"report\.json is damaged"):
         write_report(tmp_path)
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(ConfigError, match="must hold an object, got list"):
