@@ -30,6 +30,7 @@ from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 from nonet.storage import find_copy, read_address
+from nonet.suggest import make_printable
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -128,7 +129,8 @@ def format_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -
     """
     columns = dict.fromkeys(name for name in (*first, *(name for row in rows for name in row)))
     columns = [name for name in columns if any(name in row for row in rows)]
-    cells = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
+    texts = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
+    cells = [[make_printable(text.replace("\n", " ")) for text in row] for row in texts]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     is_number = [
         all(cell == "-" or cell.replace(",", "").replace(".", "").isdecimal() for cell in column[1:])

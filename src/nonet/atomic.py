@@ -116,8 +116,9 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: There is no such file.
     """
     with open_file(path) as file:
-        content = file.read(_MAX_JSON_BYTES + 1)
-    if len(content) > _MAX_JSON_BYTES:
+        is_too_large = os.fstat(file.fileno()).st_size > _MAX_JSON_BYTES
+        content = b"" if is_too_large else file.read()
+    if is_too_large:
         raise ConfigError(
             f"{path} has more than {_MAX_JSON_BYTES >> 20} MiB; put it back from a copy, or remove it"
         )
