@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import open_file
 from nonet.controller.cluster import read_isolations
 from nonet.controller.record import (
     CommandQueue,
@@ -320,11 +321,12 @@ def _count_absent_reads(run: RunFolder) -> int:
 
 def _read_records(metrics: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of the metrics file."""
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
-            continue
+    with open_file(metrics) as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:  # cut off when the run was killed; the resumed run wrote its step again
+                continue
 
 
 def _count_rows(run: RunFolder) -> dict[str, int]:

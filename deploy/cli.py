@@ -24,6 +24,7 @@ from nonet.deploy.verbs import (
     watching,
 )
 from nonet.errors import ConfigError, NonetError, is_disk_full
+from nonet.suggest import make_printable
 
 app = typer.Typer(
     name="nonet",
@@ -145,7 +146,7 @@ app.add_typer(data.store, name="store")
 
 def _exit_with_error(error: NonetError) -> None:
     """Print an error in one line, after the traceback of a worker if the run failed, and exit with its code."""
-    text = " ".join(str(error).split())
+    text = make_printable(" ".join(str(error).split()))
     traceback = getattr(error, "traceback", "")
     if error.exit_code == 1 and traceback:
         print(traceback, file=sys.stderr)

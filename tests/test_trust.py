@@ -319,6 +319,16 @@ def test_the_list_of_copies_leads_to_no_other_folder(run, tmp_path, copy):
         read_copy_records(run)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("content", [None, "[" * 200_000, "3", "[3]", '[{"use": 1}]'])
+def test_a_list_of_copies_that_is_a_pipe_or_damaged_is_named(run, content):
+    file = run / "sources.json"
+    file.unlink(missing_ok=True)
+    os.mkfifo(file) if content is None else file.write_text(content)
+    with pytest.raises(ConfigError, match=r"sources\.json is (damaged|no regular file)"):
+        read_copy_records(run)
+
+
 @pytest.mark.parametrize("use", ["{out}", "../../out.py", "link.py"])
 @pytest.mark.parametrize("has_list", [True, False])
 def test_the_scenario_of_a_run_names_no_file_outside_of_it(run, tmp_path, use, has_list):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, read_json, refuse_damage, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
 from nonet.storage import (
@@ -150,9 +150,14 @@ class RunFolder:
         return fetch_artifacts(artifacts)
 
     def read_facts(self) -> dict[str, Any] | None:
-        """Return the results of the tokenise stage with absolute artifact paths, or None before that stage."""
+        """Return the results of the tokenise stage with absolute artifact paths, or None before that stage.
+
+        Raises:
+            ConfigError: They are damaged.
+        """
         facts = self.read_json(_FACTS)
-        return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
+        with refuse_damage(self.path / _FACTS):
+            return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
@@ -240,9 +245,21 @@ class RunFolder:
         return path
 
     def read_json(self, name: str) -> Any:
-        """Return the value in a JSON file that `write_json` wrote, or None if there is no such file."""
-        path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        """Return the value in a JSON file that `write_json` wrote, or None if there is no such file.
+
+        Raises:
+            ConfigError: The file is damaged, or no regular file.
+        """
+        try:
+            return read_json(self.path / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read_status(self) -> dict[str, Any]:
+        """Return the content of `status`, empty if there is none. Raises ConfigError if it is damaged."""
+        status = self.read_json(self.status.name)
+        with refuse_damage(self.status):
+            return {**(status or {})}
 
 
 def fetch_artifacts(artifacts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

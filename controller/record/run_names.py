@@ -9,6 +9,7 @@ it, its id is sufficient.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from nonet.controller.record.run_folder import RunFolder, find_runs_root, is_running
@@ -177,8 +178,10 @@ def _sort_by_start(folders: Iterable[Path]) -> list[RunFolder]:
 
 def read_start_time(run: RunFolder) -> float:
     """Return when a run was started, in unix seconds; a local copy of a stored run knows it by its status only."""
-    status = (run.read_json(run.status.name) or {}) if read_address(run.path) else {}
-    return status.get("started") or run.scenario.stat().st_mtime
+    started_s = None
+    with suppress(ConfigError):  # a damaged status is reported where it is needed
+        started_s = run.read_status().get("started") if read_address(run.path) else None
+    return started_s if isinstance(started_s, int | float) and started_s else run.scenario.stat().st_mtime
 
 
 def _join_names(runs: list[RunFolder]) -> str:

@@ -9,6 +9,7 @@ from .interruptions import record_resume as record_resume
 from .own_files import copy_with_siblings as copy_with_siblings
 from .own_files import describe_code as describe_code
 from .own_files import find_files_beside as find_files_beside
+from .own_files import is_private_key as is_private_key
 from .own_files import list_named_files as list_named_files
 from .own_files import read_copies as read_copies
 from .own_files import walk_files as walk_files

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +32,9 @@ from nonet.trust import approve_parts
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
-_MAX_KEY_LINE = 100  # bytes of the first line of a file that are read
+_KEY_SEARCH_BYTES = 64 << 10  # at the beginning of a file, in which a private key is looked for
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
+_KEY_SUFFIXES = (".p12", ".pfx", ".der", ".ppk", ".key", ".jks")  # whose content may be binary
 
 
 def list_named_files(scenario: Scenario) -> list[str]:
@@ -161,7 +164,7 @@ def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: 
             if path.is_symlink() and not resolved.is_relative_to(root):
                 continue
             if path.is_file():
-                if not _is_private_key(path):
+                if not is_private_key(path):
                     yield path
             elif path.is_dir() and resolved not in parents and not _is_run_or_environment(path):
                 yield from walk(path, (*parents, resolved))
@@ -174,11 +177,15 @@ def _is_run_or_environment(folder: Path) -> bool:
     return (folder / "scenario.yaml").exists() or (folder / "pyvenv.cfg").exists()
 
 
-def _is_private_key(file: Path) -> bool:
-    """Return whether a file begins as private keys do (PEM and OpenSSH)."""
+def is_private_key(file: Path) -> bool:
+    """Return whether a file may hold a private key: by its suffix, or by a key in text form in its first 64 KiB."""
+    if file.suffix.lower() in _KEY_SUFFIXES:
+        return True
     with file.open("rb") as source:
-        first_line = source.readline(_MAX_KEY_LINE)
-    return first_line.startswith(b"-----BEGIN") and b"PRIVATE KEY" in first_line
+        head = source.read(_KEY_SEARCH_BYTES)
+    return bool(
+        _PRIVATE_KEY.search(head.replace(b"\0", b""))
+    )  # a text in UTF-16 has a zero in each character
 
 
 def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
@@ -199,6 +206,8 @@ def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
             # A string with a null character is no path, so it counts as the file itself, which is in `files` already.
             path = (file.parent / name).resolve() if "\0" not in name else file
             if path in files or not path.is_file() or not path.is_relative_to(file.parent):
+                continue
+            if is_private_key(path):
                 continue
             files.add(path)
             if path.suffix == ".py":

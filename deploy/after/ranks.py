@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import refuse_damage
 from nonet.controller.record import RunFolder, fetch_artifacts
 from nonet.controller.scenario import Scenario, flatten_document, read_document
 from nonet.controller.setup import ReadingFacts
@@ -107,21 +108,22 @@ class TestedRun:
             results: The reader; that of another run gives the array that its methods expect. None for that of this run.
 
         Raises:
-            ConfigError: The subject was not evaluated.
+            ConfigError: The subject was not evaluated, or its results are damaged.
         """
         path = self.run.results / f"{subject}.npz"
-        if not path.exists():
+        if not path.is_file():
             evaluated = sorted(file.stem for file in self.run.results.glob("*.npz") if "." not in file.stem)
             raise ConfigError(
                 f"{self.run.id} has no {self.results.noun} of {subject!r}; it has those of {join_names(evaluated)}."
                 f"{suggest_sentence(subject, evaluated)}"
             )
-        return (results or self.results).read(path)
+        with refuse_damage(path):
+            return (results or self.results).read(path)
 
     def find_last_stage(self) -> str:
         """Return the last stage of the run that was evaluated. Raises ConfigError if there is none."""
         for stage in reversed(self.stages):
-            if (self.run.results / f"{stage}.npz").exists():
+            if (self.run.results / f"{stage}.npz").is_file():
                 return stage
         raise ConfigError(f"{self.run.id} has not evaluated a stage yet: resume it first")
 

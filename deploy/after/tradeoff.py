@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet import yaml
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, open_file, write_whole
 from nonet.controller.record import RunFolder, ValidationRecord, check_no_storage, create_run, find_run
 from nonet.controller.scenario import (
     ValidationRule,
@@ -246,11 +246,12 @@ def _measure_point(run: RunFolder, stage: str, value: float) -> dict[str, Any]:
     step = validations.end["best"]
     selected = next(validation for validation in validations.history if validation["step"] == step)
     rewards: dict[str, float] = {}
-    for line in run.metrics.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        name = record["name"].partition("validation reward.")[2]
-        if name and record["stage"] == stage and record["step"] == step:
-            rewards[name] = record["value"]
+    with open_file(run.metrics) as lines:
+        for line in lines:
+            record = json.loads(line)
+            name = record["name"].partition("validation reward.")[2]
+            if name and record["stage"] == stage and record["step"] == step:
+                rewards[name] = record["value"]
     report = run.read_json("report.json") or {}
 
     def get_metric(validation: Mapping[str, Any]) -> float:

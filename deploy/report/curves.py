@@ -6,12 +6,15 @@ reported twice because the run was resumed, the last report is used.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from nonet.atomic import open_file
 
 # Curves whose names contain one of these are shown; the others are in a collapsed section.
 _IMPORTANT = ("loss", "validation", "held-out", "reward", "kl", "rows/s", "rows_per_s", "events/s")
@@ -60,10 +63,15 @@ def read_curves(path: Path) -> tuple[list[Curve], int]:
     Returns:
         Curves in order of appearance, and the number of unreadable lines (a killed process may leave a
         partial last line).
+
+    Raises:
+        ConfigError: The path is no regular file.
     """
-    if not path.exists():
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
         return [], 0
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with io.TextIOWrapper(file, encoding="utf-8", errors="replace") as lines:
         return collect_curves(lines)
 
 
@@ -87,15 +95,17 @@ def collect_curves(lines: Iterable[str]) -> tuple[list[Curve], int]:
             continue
         key = (str(record.get("stage") or ""), str(record["name"]))
         curve = curves.setdefault(key, Curve(*key, str(record.get("unit") or "")))
-        curve.reports[record["step"], str(record.get("role")), int(record.get("rank") or 0)] = record["value"]
+        curve.reports[record["step"], str(record.get("role")), record["rank"]] = record["value"]
     return list(curves.values()), unread
 
 
 def _parse_record(line: str) -> dict[str, Any] | None:
-    """Parse a line as a metrics record, with step and value as floats; None if it is not one or not finite."""
+    """Parse a line as a metrics record, with step, value and rank as numbers; None if it is not one or not finite."""
     try:
         record = json.loads(line)
         record["step"], record["value"] = float(record["step"]), float(record["value"])
-    except (ValueError, TypeError, KeyError):
+        record["rank"] = int(record.get("rank") or 0)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-    return record if "name" in record and math.isfinite(record["value"]) else None
+    is_finite = math.isfinite(record["value"]) and math.isfinite(record["step"])
+    return record if "name" in record and is_finite else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import sys
 import time
 from collections.abc import Mapping
@@ -11,10 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nonet.atomic import refuse_damage
 from nonet.controller.record import CONTROLLER, RunFolder, is_running
 from nonet.deploy.run.progress import format_metrics
 from nonet.errors import ConfigError
 from nonet.storage import fetch, find_copy, is_written_now
+from nonet.suggest import make_printable
 
 _POLL_S = 0.5
 _ENDED = ("done", "stopped", "failed")
@@ -28,7 +29,7 @@ def describe_folder(run: RunFolder) -> dict[str, Any]:
     """
     fetch(run.status)
     fetch(run.report)
-    status = dict(run.read_json(run.status.name) or {})
+    status = dict(run.read_status())
     state = status.get("state", "starting")
     if run.report.exists():
         state = "done"
@@ -41,7 +42,8 @@ def describe_folder(run: RunFolder) -> dict[str, Any]:
     )
     row: dict[str, Any] = {"run": run.id, "state": state}
     if started_s:
-        row["started"] = datetime.fromtimestamp(started_s).astimezone().isoformat(timespec="seconds")
+        with refuse_damage(run.status):
+            row["started"] = datetime.fromtimestamp(started_s).astimezone().isoformat(timespec="seconds")
     row |= {key: value for key, value in status.items() if key not in ("run", "state", "format")}
     return row | {"folder": str(run.path)}
 
@@ -74,7 +76,7 @@ def format_status(status: Mapping[str, Any]) -> str:
             lines[key] = status[key]
     if not has_ended(status) and (waits := explain_waits(status)):
         lines["waits"] = "; ".join(waits)
-    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+    return make_printable("\n".join(f"{name:<10} {text}" for name, text in lines.items()))
 
 
 def format_stage(status: Mapping[str, Any]) -> str:
@@ -105,9 +107,10 @@ def print_folder_logs(run: RunFolder, role: str | None, rank: int, *, follow: bo
     """Print the log of the controller or of a worker of a run, and with `follow` what is written until the run ends.
 
     Raises:
-        ConfigError: The run has no such worker, or its log is not on this machine.
+        ConfigError: The run has no such worker, or its log is not among Ray's on this machine.
     """
-    files = _find_log_files(run, role, rank)
+    with refuse_damage(run.status):
+        files = _find_log_files(run, role, rank)
     positions = dict.fromkeys(files, 0)
     while True:
         ended = not follow or has_ended(
@@ -128,7 +131,7 @@ def print_folder_logs(run: RunFolder, role: str | None, rank: int, *, follow: bo
 def _find_log_files(run: RunFolder, role: str | None, rank: int) -> list[Path]:
     """Return the files of standard output and standard error of a controller or a worker. Raises ConfigError without one."""
     status = describe_folder(run)
-    if "log" not in status:
+    if not status.get("log"):
         raise ConfigError(
             f"{run.id} has no log: its controller has not started, or an earlier version ran it"
         )
@@ -141,13 +144,24 @@ def _find_log_files(run: RunFolder, role: str | None, rank: int) -> list[Path]:
                 f"run {run.id} has no rank {rank} of {role}; it has {len(group.get('pids', ()))} started workers, numbered from 0"
             )
         pid = group["pids"][rank]
-    outs = glob.glob(f"{glob.escape(str(controller_log.parent))}/worker-*-{pid}.out")
-    files = [file for out in outs for file in (Path(out), Path(out).with_suffix(".err")) if file.exists()]
+    folder = controller_log.parent
+    if not isinstance(pid, int) or not folder.match("session_*/logs") or folder.resolve() != folder:
+        raise ConfigError(
+            f"{run.status} names the log {controller_log} of process {pid!r}, which is none of Ray's (.../session_*/logs); "
+            "the file is damaged, so resume the run"
+        )
+    outs = folder.glob(f"worker-*-{pid}.out")
+    files = [file for out in outs for file in (out, out.with_suffix(".err")) if _is_plain(file)]
     if not files:
         raise ConfigError(
             f"the log of process {pid} is not in {controller_log.parent}; it ran on another node or Ray has removed it"
         )
     return files
+
+
+def _is_plain(file: Path) -> bool:
+    """Return whether a path is a file, and no link to one elsewhere."""
+    return file.is_file() and not file.is_symlink()
 
 
 def find_group_of_role(run_id: str, groups: Mapping[str, Any], role: str | None) -> str:
@@ -180,5 +194,5 @@ def is_run_elsewhere(run: RunFolder) -> bool:
     """Return whether another machine works on a stored run, by its status and the age of its head in the storage."""
     if find_copy(run.path) is None or run.report.exists():
         return False
-    status = run.read_json(run.status.name) or {}
+    status = run.read_status()
     return status.get("state", "starting") in ("starting", "running") and is_written_now(run.path)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nonet.atomic import refuse_damage
 from nonet.controller.record import (
     RunFolder,
     list_all_runs,
@@ -29,6 +30,7 @@ from nonet.errors import ConfigError
 from nonet.samples.importers import get_importer
 from nonet.samples.tables import TableFormat
 from nonet.storage import find_copy, read_address
+from nonet.suggest import make_printable
 
 
 def describe_scenarios() -> list[dict[str, str]]:
@@ -46,7 +48,7 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
     """Return {"run", "state", "started", "seconds", "stage"} with the last stage's metrics of each run, oldest first.
 
     `started` is an ISO 8601 time. `seconds` and the metrics are missing until the run has finished; until then a run has the
-    `step` of its stage.
+    `step` of its stage. The state of a run with a damaged report or status is "damaged".
 
     Args:
         place: The address of runs in object storage, such as s3://bucket/runs; None for the runs of this machine.
@@ -56,22 +58,28 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
     """
     rows = []
     for folder in list_all_runs() if place is None else list_stored_runs(place):
-        report = folder.read_json("report.json")
-        started = datetime.fromtimestamp(read_start_time(folder)).astimezone()
-        row: dict[str, Any] = {
-            "run": name_run(folder),
-            "state": "done" if report else _describe_unfinished(folder),
-            "started": started.isoformat(timespec="seconds"),
-        }
-        if not report and (status := folder.read_json(folder.status.name)) and status.get("steps"):
-            row |= {"stage": status["stage"], "step": f"{status['step']}/{status['steps']}"}
-        if report and "total" in report.get("wall_s", {}):
-            row["seconds"] = round(report["wall_s"]["total"], 1)
-        if report and report["stages"]:
-            stage, metrics = list(report["stages"].items())[-1]
-            row |= {"stage": stage, **{name: value and round(value, 4) for name, value in metrics.items()}}
-        rows.append(row)
+        started = datetime.fromtimestamp(read_start_time(folder)).astimezone().isoformat(timespec="seconds")
+        try:
+            with refuse_damage(folder.report):
+                row = _describe_progress(folder)
+        except ConfigError:  # its `nonet report` or `nonet status` names the file
+            row = {"state": "damaged"}
+        rows.append({"run": name_run(folder), "state": row["state"], "started": started, **row})
     return rows
+
+
+def _describe_progress(folder: RunFolder) -> dict[str, Any]:
+    """Return the state of a run, and how far it is or what its last stage reached. Raises ConfigError for a damaged file."""
+    report = folder.read_json("report.json")
+    row: dict[str, Any] = {"state": "done" if report else _describe_unfinished(folder)}
+    if not report and (status := folder.read_status()).get("steps"):
+        row |= {"stage": status["stage"], "step": f"{status['step']}/{status['steps']}"}
+    if report and "total" in report.get("wall_s", {}):
+        row["seconds"] = round(report["wall_s"]["total"], 1)
+    if report and report["stages"]:
+        stage, metrics = list(report["stages"].items())[-1]
+        row |= {"stage": stage, **{name: value and round(value, 4) for name, value in metrics.items()}}
+    return row
 
 
 def _describe_unfinished(run: RunFolder) -> str:
@@ -121,7 +129,8 @@ def format_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -
     """
     columns = dict.fromkeys(name for name in (*first, *(name for row in rows for name in row)))
     columns = [name for name in columns if any(name in row for row in rows)]
-    cells = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
+    texts = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
+    cells = [[make_printable(text.replace("\n", " ")) for text in row] for row in texts]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     is_number = [
         all(cell == "-" or cell.replace(",", "").replace(".", "").isdecimal() for cell in column[1:])

@@ -10,6 +10,7 @@ import typer
 
 from nonet.errors import ConfigError
 from nonet.storage import is_storage_address
+from nonet.suggest import make_printable
 
 ScenarioArg = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A .yaml file, or the name of a shipped scenario.")
@@ -109,7 +110,7 @@ def report(
         from nonet.deploy.after import compare_runs, format_comparison
 
         comparison = compare_runs(run, compare, stage_a=stage, stage_b=other)
-        print(json.dumps(comparison, indent=1) if as_json else format_comparison(comparison))
+        print(json.dumps(comparison, indent=1) if as_json else make_printable(format_comparison(comparison)))
         return
     if stage is not None or other is not None:
         raise ConfigError("--stage and --with only apply to two runs; name the other one with --compare RUN")
@@ -119,7 +120,7 @@ def report(
 
     if group := find_group(run):
         result, text = read_group(group)
-        print(json.dumps(result, indent=1) if as_json else text)
+        print(json.dumps(result, indent=1) if as_json else make_printable(text))
         return
     folder = find_run(run)
     page = write_report(folder.path, find_page_folder(folder.path))
@@ -290,10 +291,12 @@ def read_group(folder: Path) -> tuple[dict[str, Any], str]:
 
 def print_summary(run: Any, page: Path) -> None:
     """Print the summary of a run (a `RunFolder`), the path of its page, and a suggested command."""
+    from nonet.atomic import refuse_damage
     from nonet.deploy.report import format_summary, suggest_command
     from nonet.storage import read_address
 
-    print(format_summary(run.read_json("report.json")))
+    with refuse_damage(run.report):
+        print(make_printable(format_summary(run.read_json("report.json"))))
     print(f"\nreport     {page}")
     if address := read_address(run.path):
         print(f"stored     {address}")

@@ -7,14 +7,17 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nonet.atomic import refuse_damage
 from nonet.deploy.verbs.questions import AddressOption, JsonOption, RunArg, name_on_cluster
 from nonet.errors import ConfigError
 from nonet.storage import is_storage_address
+from nonet.suggest import make_printable
 
 _WATCH_S = 2.0  # between two lines of `status --watch`
 
@@ -35,7 +38,8 @@ def status(
         _watch(describe, as_json)
         return
     row = describe()
-    print(json.dumps(row, indent=1) if as_json else run_status.format_status(row))
+    with _refuse_damaged(row):
+        print(json.dumps(row, indent=1) if as_json else run_status.format_status(row))
 
 
 def logs(
@@ -72,7 +76,9 @@ def why(run: RunArg = "last", address: AddressOption = None, as_json: JsonOption
     row = _find_status(name_on_cluster(run) if address else run, address)()
     if run_status.has_ended(row):
         raise ConfigError(f"{row['run']} is not in progress ({row['state']}), so it waits for nothing")
-    waits = run_status.explain_waits(row)
+    with _refuse_damaged(row):
+        waits = run_status.explain_waits(row)
+        stage = run_status.format_stage(row)
     if address:
         from nonet.deploy.run.jobs import ClusterClient, find_cluster_run, list_waits
 
@@ -83,11 +89,11 @@ def why(run: RunArg = "last", address: AddressOption = None, as_json: JsonOption
     if as_json:
         print(json.dumps({"run": row["run"], "state": row["state"], "waits": waits}, indent=1))
         return
-    place = f" ({stage})" if (stage := run_status.format_stage(row)) else ""
-    print(f"{row['run']}: {row['state']}{place}")
+    place = f" ({stage})" if stage else ""
+    print(make_printable(f"{row['run']}: {row['state']}{place}"))
     quiet_s = row.get("quiet_s", 0.0) + (time.time() - row["at"] if "at" in row else 0.0)
     for line in waits or [f"waits for nothing: its last progress was {quiet_s:.0f} s ago"]:
-        print(f"  {line}")
+        print(make_printable(f"  {line}"))
 
 
 def job(
@@ -118,6 +124,11 @@ def _find_status(run: str, address: str | None) -> Callable[[], dict[str, Any]]:
     return lambda: run_status.describe_folder(folder)
 
 
+def _refuse_damaged(row: dict[str, Any]) -> AbstractContextManager[None]:
+    """Return a context in which values that no controller writes are an error that names the run's status."""
+    return refuse_damage(Path(row.get("folder") or row["run"]) / "status.json")
+
+
 def _watch(describe: Callable[[], dict[str, Any]], as_json: bool) -> None:
     """Print a line for each change of a status until the run ends."""
     from nonet.deploy.run import status as run_status
@@ -125,10 +136,11 @@ def _watch(describe: Callable[[], dict[str, Any]], as_json: bool) -> None:
     last_shown = None
     while True:
         row = describe()
-        waits = [] if run_status.has_ended(row) else run_status.explain_waits(row)
-        line = "  ".join(
-            filter(None, [row["state"], run_status.format_stage(row), f"waits: {waits[0]}" if waits else ""])
-        )
+        with _refuse_damaged(row):
+            waits = [] if run_status.has_ended(row) else run_status.explain_waits(row)
+            stage = run_status.format_stage(row)
+        line = "  ".join(filter(None, [row["state"], stage, f"waits: {waits[0]}" if waits else ""]))
+        line = make_printable(line)
         if as_json:
             line = json.dumps({key: value for key, value in row.items() if key not in ("at", "quiet_s")})
         progress, waits_mark, wait = line.partition("  waits: ")

@@ -7,7 +7,6 @@ An artifact of 100 M events takes 1.4 to 1.8 GB on disk; in a process, only the 
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from nonet.errors import DataError
+from nonet.atomic import read_json
+from nonet.errors import ConfigError, DataError
 
 FLAT_META = "meta.json"
 _FLAT_FORMAT = 4
@@ -116,8 +116,8 @@ class MappedSequences:
     def __init__(self, folder: Path):
         self._folder = folder
         try:
-            self.meta: dict[str, Any] = json.loads((folder / FLAT_META).read_text())
-        except (OSError, ValueError) as error:
+            self.meta: dict[str, Any] = read_json(folder / FLAT_META)
+        except (OSError, ConfigError) as error:
             raise DataError(
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None

@@ -18,12 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.atomic import replace_file
+from nonet.atomic import refuse_damage, replace_file
 from nonet.errors import DataError
 from nonet.samples.sequences.flat import MappedSequences, is_flat
 
 USER_FILE = "part-0.parquet"
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
+_CODINGS = frozenset(
+    ("LZ4", "UNCOMPRESSED", "PLAIN", "RLE")
+)  # RLE only marks missing values, of which there are none
+_MOST_EXPANSION = 256  # bytes that lz4 can make of one byte, rounded up
 _METADATA_KEY = b"nonet.sequences"
 _PARQUET_OPTIONS: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "version": "2.6"}
 
@@ -75,39 +79,62 @@ def _iterate_groups(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class UserFile:
-    """The content of a file that `write_user_file` wrote.
+    """A file that `write_user_file` wrote, of which only the columns that are asked for are read.
 
     Attributes:
+        path: Path of the file.
         metadata: Metadata of the file; empty in files that `write_user_file` did not write.
     """
 
-    _table: pa.Table
+    path: Path
     metadata: Mapping[str, Any]
+    _file: pq.ParquetFile
 
     @classmethod
     def read(cls, path: Path) -> UserFile:
-        """Read a file. Raises DataError if it does not exist or is not a Parquet file."""
+        """Open a file. Raises DataError if it does not exist or is not a Parquet file."""
         if not path.is_file():
             raise DataError(
                 f"{path}: no such file. A sequences folder holds {path.name}; run the tokenise stage first."
             )
         try:
-            table = pq.ParquetFile(path).read(use_threads=False)
+            file = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: not a Parquet file ({str(error).splitlines()[0]})") from None
-        return cls(table, json.loads((table.schema.metadata or {}).get(_METADATA_KEY, b"{}")))
+        with refuse_damage(path):
+            return cls(path, json.loads((file.schema_arrow.metadata or {}).get(_METADATA_KEY, b"{}")), file)
+
+    def has_column(self, name: str) -> bool:
+        """Return whether the file has a column."""
+        return name in self._file.schema_arrow.names
+
+    def _read_column(self, name: str) -> pa.ChunkedArray:
+        """Read a column.
+
+        Raises:
+            DataError: The file does not have it, is damaged, or would take more memory than its size allows.
+        """
+        _check_size(self.path, self._file.metadata)
+        if not self.has_column(name):
+            raise DataError(f"{self.path}: has no column {name!r}. Run the tokenise stage again.")
+        try:
+            return self._file.read(columns=[name], use_threads=False)[name]
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{self.path}: column {name!r} is damaged ({str(error).splitlines()[0]})"
+            ) from None
 
     def get_users(self, name: str) -> np.ndarray:
-        """Return a writable copy of a column of the users [U]."""
-        column = self._table[name]
+        """Return a writable copy of a column of the users [U]. Raises DataError if the file does not have it."""
+        column = self._read_column(name)
         if pa.types.is_string(column.type):
             return np.array(column.to_pylist(), dtype=object)
         return column.to_numpy().copy()
 
     def get_events(self, name: str, dtype: str) -> np.ndarray:
-        """Return a writable copy of a column of the events [N]."""
+        """Return a writable copy of a column of the events [N]. Raises DataError if the file does not have it."""
         parts = [np.empty(0, dtype)]
-        for chunk in self._table[name].chunks:
+        for chunk in self._read_column(name).chunks:
             offsets = _view_offsets(chunk)
             if len(chunk) and chunk.buffers()[2] is not None:
                 raw_bytes = np.frombuffer(chunk.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
@@ -116,7 +143,7 @@ class UserFile:
 
     def compute_offsets(self, name: str, itemsize: int) -> np.ndarray:
         """Return the index of each user's first event [U + 1] int64, from an event column whose values have `itemsize` bytes."""
-        chunks = self._table[name].chunks
+        chunks = self._read_column(name).chunks
         lengths = [np.diff(_view_offsets(chunk).astype(np.int64)) // itemsize for chunk in chunks]
         return np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))]
@@ -127,10 +154,26 @@ def load_user_keys(folder: Path) -> np.ndarray:
     """Return the sparse keys [U] of a sequences folder's users without loading the sequences; empty if keys are indices."""
     if is_flat(folder):
         return MappedSequences(folder).map_array("user_key")
-    file = pq.ParquetFile(folder / USER_FILE)
-    if "user_key" not in file.schema_arrow.names:
-        return np.empty(0, np.int64)
-    return file.read(columns=["user_key"])["user_key"].to_numpy()
+    file = UserFile.read(folder / USER_FILE)
+    return file.get_users("user_key") if file.has_column("user_key") else np.empty(0, np.int64)
+
+
+def _check_size(path: Path, footer: pq.FileMetaData) -> None:
+    """Raise DataError if a footer says that the file holds more than fits into its bytes as `write_user_file` packs them."""
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    codings = {coding for column in columns for coding in (column.compression, *column.encodings)}
+    if unknown := codings - _CODINGS:
+        raise DataError(
+            f"{path}: packed by {', '.join(sorted(unknown))}; sequences are packed by {', '.join(sorted(_CODINGS))} alone. "
+            "Run the tokenise stage again."
+        )
+    unpacked_bytes = max(sum(column.total_uncompressed_size for column in columns), 8 * footer.num_rows)
+    if unpacked_bytes > (most_bytes := _MOST_EXPANSION * path.stat().st_size):
+        raise DataError(
+            f"{path}: its footer says that it unpacks to {unpacked_bytes:,} bytes, at most {most_bytes:,} fit into a file of its "
+            "size. Run the tokenise stage again."
+        )
 
 
 def _pack_values(values_N: np.ndarray, offsets: np.ndarray) -> pa.Array:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nonet import yaml
+from nonet.atomic import read_json, refuse_damage
 from nonet.errors import ConfigError
 from nonet.journal import LineJournal
 
@@ -116,15 +117,12 @@ def read_copy_records(run: Path) -> list[dict[str, Any]]:
         ConfigError: The list is damaged, or has a copy outside of the run's `sources`, or one that is reached by a link.
     """
     sources_list, sources = run / _SOURCES_LIST, run / SOURCES
-    if not sources_list.exists():
-        return []
     try:
-        records = json.loads(sources_list.read_text(encoding="utf-8"))
+        records = read_json(sources_list)
+    except FileNotFoundError:
+        return []
+    with refuse_damage(sources_list):
         copies = [(str(record["use"]), str(record["copy"]), str(record["sha256"])) for record in records]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{sources_list} is damaged ({type(error).__name__}: {error}); start a new run"
-        ) from None
     for _, copy, _ in copies:
         path = PurePosixPath(copy)
         places = [sources, *(sources / parent for parent in (path, *path.parents))]

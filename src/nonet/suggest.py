@@ -1,4 +1,4 @@
-"""Suggestions of similar words for error messages."""
+"""Texts for terminals: suggestions of similar words, and texts of a run without control characters."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ def join_names(names: Iterable[object], limit: int = 12) -> str:
         return "none"
     tail = f", ... ({len(words)} in all)" if len(words) > limit else ""
     return ", ".join(words[:limit]) + tail
+
+
+def make_printable(text: str) -> str:
+    """Return a text from a run for a terminal: without control characters, which could steer it, apart from line breaks."""
+    return "".join(
+        mark if mark == "\n" or mark.isprintable() else " " if mark.isspace() else "" for mark in text
+    )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.controller.scenario import LIBRARY, Scenario, read_document, to_document
-from nonet.controller.setup import find_files_beside, list_named_files, walk_files
+from nonet.controller.setup import find_files_beside, is_private_key, list_named_files, walk_files
 from nonet.errors import ConfigError
 
 MAX_PACKAGE_BYTES = 10 << 20
@@ -158,6 +158,8 @@ def _iterate_files(folder: Path) -> Iterator[Path]:
 def _find_named_files(value: Any, folder: Path) -> set[Path]:
     """Return the files below a folder that a scenario's texts name, including the files of folders and patterns.
 
+    Private keys stay, also if a text names them.
+
     Args:
         value: A part of the scenario's document: a map, a list, a text or another value.
         folder: The scenario's folder.
@@ -184,7 +186,8 @@ def _find_named_files(value: Any, folder: Path) -> set[Path]:
                 f"{value} is outside of {folder}, and only files in that folder are sent with the job; move it there, or give an "
                 "absolute path that all nodes of the cluster have"
             )
-        files |= {path} if path.is_file() else set(walk_files(path))
+        found_files = [path] if path.is_file() else walk_files(path)
+        files.update(file for file in found_files if not is_private_key(file))
     return files
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nonet.atomic import write_whole
+from nonet.atomic import read_json, write_whole
 from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
 from nonet.storage.locks import FILE_LOCKS, Locks
 
@@ -117,7 +117,7 @@ def read_folder_state(folder: Path) -> FolderState | None:
     file = folder / STATE_FILE
     if not file.is_file():
         return None
-    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields = read_json(file)
     return FolderState(**fields | {"writers": tuple(fields.get("writers", ()))})
 
 

@@ -1,14 +1,18 @@
 import copy
 import json
+import os
 import re
 from html.parser import HTMLParser
 
 import pytest
 
+from nonet.controller.record import RunFolder
+from nonet.deploy.report.curves import read_curves
 from nonet.deploy.report.page import render_page
 from nonet.deploy.report.report import write_report
 from nonet.deploy.report.summaries import format_summary
 from nonet.deploy.report.tables import build_run_tables
+from nonet.deploy.verbs.questions import print_summary
 from nonet.errors import ConfigError
 
 
@@ -314,12 +318,52 @@ def test_a_folder_without_a_report_is_named_and_left_alone(tmp_path):
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path)) + " has no report.json"):
         write_report(tmp_path)
     (tmp_path / "report.json").write_text('{"run": ')
-    with pytest.raises(ConfigError, match=r"report\.json is not JSON"):
+    with pytest.raises(ConfigError, match=r"report\.json is damaged"):
         write_report(tmp_path)
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(ConfigError, match="must hold an object, got list"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stages": "text"},
+        {"stages": {"rl": "text"}},
+        {"data": ["text"]},
+        {"paired": "text"},
+        {"rewards": {"x": "text"}},
+        {"wall_s": 3},
+        {"users": 3},
+        {"peak_rss_bytes": "text"},
+    ],
+)
+def test_a_report_with_a_text_for_a_number_or_a_map_is_damaged(tmp_path, changes):
+    (tmp_path / "report.json").write_text(json.dumps(report() | changes))
+    with pytest.raises(ConfigError, match=r"report\.json is damaged") as caught:
+        print_summary(RunFolder(tmp_path), write_report(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["report.json", "metrics.jsonl", "scenario.yaml"])
+def test_a_report_waits_for_no_pipe(tmp_path, name):
+    (tmp_path / "report.json").write_text(json.dumps(report()))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
+        write_report(tmp_path)
+
+
+def test_lines_of_metrics_with_other_values_than_numbers_are_counted_and_left_out(tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps(report()))
+    good = {"name": "loss", "stage": "rl", "step": 1, "value": 2.0, "rank": 0}
+    bad = ({"rank": "x"}, {"step": 10**400}, {"value": float("nan")}, {"step": float("inf")}, {"rank": [1]})
+    lines = [json.dumps(line) for line in (good, *({**good, **changes} for changes in bad))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "[" * 200_000, "3"]))
+    curves, unread = read_curves(tmp_path / "metrics.jsonl")
+    assert (len(curves), unread) == (1, 7)
 
 
 def test_the_page_says_what_holds_of_seen_items_and_in_how_many_events_it_matters():

@@ -48,6 +48,18 @@ def test_runs_of_seeds_and_of_a_search_are_listed_by_names_that_commands_take(ru
         assert describe_runs()[2]["state"] == "running"
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["report.json", "status.json"])
+@pytest.mark.parametrize("content", [None, "[" * 200_000, "[1]", '{"stages": {"rl": 3}, "steps": 4}'])
+def test_a_run_with_a_damaged_file_is_listed_as_such_and_hides_no_other(runs, name, content):
+    folder = runs / "many" / "seed-8"
+    os.mkfifo(folder / name) if content is None else (folder / name).write_text(content)
+    rows = {row["run"]: row for row in describe_runs()}
+    assert [run for run, row in rows.items() if row["state"] == "damaged"] == ["many/seed-8"]
+    assert len(rows) == 5
+    assert format_runs(list(rows.values()))
+
+
 def test_a_torn_version_has_a_row_of_its_own():
     row = {"version": 1, "state": "served", "bytes": 2408759, "rows": 700}
     lines = format_versions([row, {"version": 2, "state": "torn", "problem": "no manifest"}]).splitlines()

@@ -273,6 +273,52 @@ def test_missing_torn_or_foreign_file_is_a_data_error(tmp_path):
         Sequences.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "codec", [{"compression": "zstd", "use_dictionary": True}, {"compression": "lz4", "use_dictionary": True}]
+)
+def test_a_small_file_that_unpacks_to_very_much_is_refused_before_a_column_is_read(tmp_path, codec):
+    log, items = _log()
+    build_sequences(log, items, split={"test": 2, "valid": 1, "rl": 2})[0].save(tmp_path)
+    table = pq.read_table(tmp_path / "part-0.parquet")
+    zeros = pa.array([bytes(4 << 20)] * len(table), type=pa.binary())
+    pq.write_table(table.append_column("column:zz", zeros), tmp_path / "part-0.parquet", **codec)
+    before = pa.total_allocated_bytes()
+    for read in (Sequences.load, user_file.load_user_keys):
+        with pytest.raises(DataError, match=r"packed by .* alone"):
+            read(tmp_path)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_footer_with_more_rows_than_fit_into_the_file_is_refused(tmp_path):
+    ids = pa.array([None] * 10_000_000, type=pa.int64())
+    pq.write_table(
+        pa.table({"user_key": ids}), tmp_path / "part-0.parquet", compression="lz4", use_dictionary=False
+    )
+    with pytest.raises(DataError, match="80,000,000 bytes, at most"):
+        user_file.load_user_keys(tmp_path)
+
+
+def test_a_column_that_the_metadata_do_not_name_is_not_read(tmp_path, monkeypatch):
+    log, items = _log()
+    seq = build_sequences(log, items, split={"test": 2, "valid": 1, "rl": 2})[0]
+    seq.save(tmp_path)
+    table = pq.read_table(tmp_path / "part-0.parquet")
+    zeros = pa.array([bytes(50_000)] * len(table), type=pa.binary())
+    pq.write_table(
+        table.append_column("zz", zeros), tmp_path / "part-0.parquet", compression="lz4", use_dictionary=False
+    )
+    names, read = [], pq.ParquetFile.read
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read",
+        lambda self, **options: names.append(options["columns"]) or read(self, **options),
+    )
+    assert _same(Sequences.load(tmp_path), seq)
+    assert names
+    assert ["zz"] not in names
+    assert None not in names
+
+
 def test_ids_titles_and_keys_of_each_event_are_the_log_s_where_an_item_is_dropped_from_the_middle():
     rare = pa.table(
         {"user_id": [1, 2, 1, 2, 1], "item_id": [30, 30, 10, 10, 20], "timestamp": [1, 2, 3, 4, 5]}

@@ -16,7 +16,7 @@ def run(tmp_path, monkeypatch) -> RunFolder:
     """Make the folder of a run whose controller has written a status and whose workers have written logs."""
     monkeypatch.setenv("NONET_RUNS", str(tmp_path))
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    folder, logs = RunFolder(tmp_path / "mine"), tmp_path / "session" / "logs"
+    folder, logs = RunFolder(tmp_path / "mine"), tmp_path / "session_1" / "logs"
     folder.path.mkdir()
     logs.mkdir(parents=True)
     folder.scenario.write_text("name: x")
@@ -104,13 +104,13 @@ def test_the_log_of_a_role_and_rank_is_found_by_the_worker_s_process(run, comman
     ):
         code, _, err = command("logs", "mine", *words)
         assert (code, text in err) == (2, True)
-    (run.path.parent / "session" / "logs" / "worker-cc-01-9.out").unlink()
+    (run.path.parent / "session_1" / "logs" / "worker-cc-01-9.out").unlink()
     code, _, err = command("logs", "mine", "--role", "rollout", "--rank", "1")
     assert (code, "the log of process 9 is not in" in err) == (2, True)
 
 
 def test_a_log_is_followed_until_the_run_has_ended_and_nothing_is_printed_twice(run, command, monkeypatch):
-    held, log = lock_run(run), run.path.parent / "session" / "logs" / "worker-aa-01-7.out"
+    held, log = lock_run(run), run.path.parent / "session_1" / "logs" / "worker-aa-01-7.out"
     pauses = []
 
     def write_and_end(_: float) -> None:
@@ -145,3 +145,63 @@ def test_watching_prints_a_line_per_change_and_ends_with_the_run(run, command, m
         "running  rl 4/40  reward 0.5  waits: trainer.save: rank 0 of 1 has not answered for 3 s",
         "done  rl 4/40  reward 0.5",
     ]
+
+
+@pytest.mark.parametrize("place", ["elsewhere/x", "session_1/elsewhere/x", "session_2/logs/x"])
+@pytest.mark.parametrize("pid", [7, "*", None])
+def test_logs_prints_files_of_ray_alone_whatever_a_status_says(run, command, place, pid):
+    secret = run.path.parent / "elsewhere" / "worker-aa-7.out"
+    for folder in (secret.parent, run.path.parent / "session_1" / "elsewhere", run.path.parent / "session_2"):
+        folder.mkdir()
+    secret.write_text("secret")
+    (run.path.parent / "session_1" / "elsewhere" / "worker-aa-7.out").write_text("secret")
+    (run.path.parent / "session_2" / "logs").symlink_to(secret.parent)
+    change(run, log=str(run.path.parent / place), pid=pid)
+    code, out, err = command("logs", "mine")
+    assert (code, out) == (2, "")
+    assert "is none of Ray's" in err
+
+
+@pytest.mark.parametrize("fields", [{"pid": "*"}, {}])
+def test_logs_follows_no_link_and_no_pattern_within_ray_s_folder(run, command, fields):
+    log = run.path.parent / "session_1" / "logs" / "worker-aa-01-7.out"
+    (run.path.parent / "secret").write_text("secret")
+    for file in (log, log.with_suffix(".err")):
+        file.unlink()
+        file.symlink_to(run.path.parent / "secret")
+    change(run, **fields)
+    code, out, _ = command("logs", "mine")
+    assert (code, out) == (2, "")
+
+
+def test_texts_of_a_run_do_not_steer_the_terminal(run, command):
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ered"
+    change(run, state="failed", error=evil, host=evil, stage=evil, storage=evil, message=evil)
+    shown = [command("status")[1], command("runs")[1]]
+    change(run, state="running", waits=[evil])
+    with lock_run(run):
+        shown += [command(verb)[1] for verb in ("why", "status", "runs")]
+    for out in shown:
+        assert "]0;owned[2J31mred" in out
+        assert all(mark.isprintable() for mark in out.replace("\n", ""))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 200_000,
+        "[1]",
+        '{"started": "now"}',
+        '{"started": 1e300}',
+        '{"steps": 3}',
+        '{"metrics": {"x": "y"}, "stage": "rl"}',
+    ],
+)
+def test_a_damaged_status_is_one_line_and_hides_no_other_run(run, command, content):
+    run.status.write_text(content)
+    with lock_run(run):
+        code, out, err = command("status", "mine") if "steps" not in content else command("runs")
+        assert "damaged" in (err if code else out)
+        assert (code, err.count("\n")) in ((2, 1), (0, 0))
+        rows = json.loads(command("runs", "--json")[1])
+    assert [row["run"] for row in rows] == ["mine"]

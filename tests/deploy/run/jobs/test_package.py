@@ -77,6 +77,28 @@ def test_secrets_beside_a_scenario_stay_where_they_are(work, tmp_path, monkeypat
     ]
 
 
+def test_private_keys_of_every_form_stay_also_if_a_scenario_or_its_code_names_them(work, monkeypatch):
+    key = "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n"
+    texts = {
+        "ec.pem": f"-----BEGIN EC PARAMETERS-----\nBg==\n-----END EC PARAMETERS-----\n{key.replace('PRI', 'EC PRI')}",
+        "bundle.pem": f"-----BEGIN CERTIFICATE-----\n{'M' * 30_000}\n-----END CERTIFICATE-----\n{key}",
+        "bag.pem": f"Bag Attributes\n    friendlyName: me\n{key}",
+        "mark.pem": f"\ufeff{key}",
+        "blank.pem": f"\n{key}",
+        "sa.json": json.dumps({"type": "service_account", "private_key": key}),
+        "putty.txt": "PuTTY-User-Key-File-3: ssh-ed25519\nhunter2\n",
+        **dict.fromkeys(("key.der", "key.p12", "key.PFX", "key.ppk", "server.key", "store.jks"), "hunter2"),
+    }
+    for name, text in texts.items():
+        (work / name).write_text(text)
+    (work / "wide.pem").write_text(key, encoding="utf-16")
+    unpacked, _ = pack(work, monkeypatch, [*texts, "wide.pem", "*.pem", "notes.txt"])
+    assert sorted(path.name for path in unpacked.iterdir()) == ["notes.txt", "s.yaml", "submitted.json"]
+    (work / "own.py").write_text("\n".join(map(repr, [*texts, "wide.pem", "notes.txt"])))
+    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
+    assert [path.name for path in find_files_beside(work / "own.py")] == ["notes.txt"]
+
+
 @pytest.mark.timeout(60)
 def test_links_in_a_folder_do_not_make_its_files_travel_again(work, monkeypatch):
     (work / "big").mkdir()
