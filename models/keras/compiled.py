@@ -270,7 +270,7 @@ class CompiledModel:
         label, weight = targets[0], targets[1]
         if self.from_logits:
             logit = self._remove_single_task(output)
-            losses = ops.maximum(logit, 0.0) - logit * label + ops.log1p(ops.exp(-ops.abs(logit)))
+            losses = ops.softplus(logit) - logit * label
         else:
             losses = ops.binary_crossentropy(ops.reshape(label, output.shape), output)
         total = ops.sum(self._remove_single_task(losses) * weight)

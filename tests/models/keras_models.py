@@ -103,6 +103,18 @@ def build_mean(features: Shapes):
     return finish(inputs, Penalty("mean")(layers.Dense(8, "tanh")(layers.Dropout(0.2)(rows))))
 
 
+def build_relu(features: Shapes):
+    """Few units, so that none is active for some rows, whose logits are exactly 0."""
+    inputs, rows = make_rows(features)
+    return finish(inputs, layers.Dense(4, "relu")(rows))
+
+
+def build_zeros(features: Shapes):
+    """All logits are 0 at first."""
+    inputs, rows = make_rows(features)
+    return finish(inputs, rows, kernel_initializer="zeros")
+
+
 def build_shared(features: Shapes):
     """A layer without bias that is called twice, and adds the mean of the squares of its outputs each time."""
     inputs, rows = make_rows(features)

@@ -135,6 +135,13 @@ def test_accumulated_gradients_scaled_losses_and_overwriting_averages_do_what_fi
     check_equal_to_fit("build_accumulated", make("build_accumulated"), steps=7)
 
 
+@pytest.mark.parametrize("name", ["build_relu", "build_zeros"])
+def test_rows_whose_logit_is_exactly_0_are_trained_as_fit_trains_them(name):
+    ranker = make(name)
+    assert (ranker(draw(0)[0]) == 0).any()
+    check_equal_to_fit(name, ranker)
+
+
 def test_probabilities_are_trained_as_fit_trains_them_and_are_what_the_model_predicts():
     ranker = make("build_probabilities", from_logits=False)
     check_equal_to_fit("build_probabilities", ranker, from_logits=False)
