@@ -55,15 +55,8 @@ def build(
     if architecture := options.get(ARCHITECTURE):
         file = _find_file(title, Path(options["sources"]), options["path"]) if options["sources"] else None
         module = "" if file is None else import_file(file, title).__name__
-        compiled = _compile_architecture(
-            title,
-            options["backend"],
-            architecture,
-            module,
-            tuple(shapes.items()),
-            1 + len(tasks),
-            from_logits,
-        )
+        described = tuple(shapes.items()), 1 + len(tasks), from_logits
+        compiled = _compile_architecture(title, options["backend"], architecture, module, *described)
         return KerasRanker(compiled, *_copy_values(compiled), _name_in_run(options["path"]))
     keras.utils.set_random_seed(seed % (1 << 31))
     keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.

@@ -239,6 +239,31 @@ def test_a_batch_is_padded_unless_a_loss_of_a_layer_depends_on_its_rows(monkeypa
     assert ranker.compiled.layer_losses == [LayerLoss.MEAN]
 
 
+def test_a_loss_that_is_0_for_ordinary_rows_is_no_constant():
+    """On JAX and TensorFlow, the loss of the weights and that of the rows are told apart."""
+    ranker = make("build_large")
+    assert sorted(ranker.compiled.layer_losses) == [LayerLoss.CONSTANT, LayerLoss.MEAN]
+
+
+def test_a_rank_without_rows_adds_nothing():
+    ranker = make("build_mean")
+    rows = {name: value[:0].requires_grad_() for name, value in draw(1)[0].items()}
+    loss = ranker.compute_loss(rows, torch.zeros(0), None, ROWS)
+    loss.backward()
+    assert loss.item() == 0
+    assert all((weight.grad == 0).all() for weight in ranker.parameters())
+    assert all(value.grad.shape == value.shape for value in rows.values())
+
+
+def test_a_feature_whose_name_ends_as_that_of_a_mask_is_trained():
+    config = {"path": f"{MODELS}:build_plain", "backend": BACKEND, "sequences": [], "length": 1}
+    ranker = build_model({"use": "keras", **config}, (), {"user": 5, "ad_mask": 5}, 7)
+    assert ranker.compiled.features == ["user", "ad_mask"]
+    rows = {name: torch.randn(8, 5).requires_grad_() for name in ("user", "ad_mask")}
+    ranker.compute_loss(rows, torch.ones(8)).backward()
+    assert all((value.grad != 0).any() for value in rows.values())
+
+
 def check_continues(name: str) -> None:
     """Check that a ranker and its optimizer continue from their state with the same bits."""
     ranker, again = make(name), make(name)
