@@ -82,8 +82,8 @@ class KerasSpec(ClickSpec):
         """Check what all click models need (`ClickSpec.check`), and what Keras computes.
 
         Raises:
-            ConfigError: A role of the model is on an accelerator, the engine divides weights, the precision is reduced, a sequence
-                is no feature, or a feature has the name of its mask.
+            ConfigError: A role of the model is on an accelerator, the engine divides weights, the precision is reduced, or a
+                sequence is no feature or has a mask with the name of one.
         """
         super().check(scenario)
         if not scenario.sparse.tables:

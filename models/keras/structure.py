@@ -135,7 +135,7 @@ def _check_loss(title: str, keras: Any, model: Any, tasks: Sequence[str], from_l
         return
     expected = {"reduction": "sum_over_batch_size", "label_smoothing": 0.0}
     compiled_from_logits = None
-    if isinstance(loss, keras.losses.BinaryCrossentropy):
+    if loss is not None and isinstance(loss, keras.losses.BinaryCrossentropy):
         config = loss.get_config()
         if all(config.get(key) == value for key, value in expected.items()):
             compiled_from_logits = config["from_logits"]
