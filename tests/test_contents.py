@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import threading
 import time
+from contextlib import nullcontext
 
 import pyarrow.fs as pafs
 import pytest
 
 from nonet import contents
 from nonet.contents import describe_difference, identify_content
+from nonet.errors import DataError
 from tests.s3 import serve_s3
 
 LOCAL = pafs.LocalFileSystem()
@@ -72,7 +75,98 @@ def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, ca
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"state": 1}'])
+def replace_while_hashed(monkeypatch, path, contents_after: list[bytes]) -> None:
+    """Let another process replace a file after each time that it is hashed, as long as there are contents."""
+    hash_file = contents._hash_file
+
+    def hash_and_replace(hashed_path):
+        digest = hash_file(hashed_path)
+        if contents_after:
+            draft = path.with_name("draft")
+            draft.write_bytes(contents_after.pop(0))
+            os.replace(draft, path)
+        return digest
+
+    monkeypatch.setattr(contents, "_hash_file", hash_and_replace)
+
+
+@pytest.mark.parametrize("settled_s", [0.0, 3600.0])
+def test_a_file_that_is_replaced_while_it_is_hashed_has_the_identity_of_its_new_content(
+    tmp_path, cache, monkeypatch, settled_s
+):
+    monkeypatch.setattr(contents, "_SETTLED_S", settled_s)
+    (tmp_path / "new").write_bytes(b"two")
+    expected = identify_content(LOCAL, str(tmp_path / "new"))
+    (tmp_path / "log").write_bytes(b"one")
+    replace_while_hashed(monkeypatch, tmp_path / "log", [b"six", b"two"])
+    assert identify_content(LOCAL, str(tmp_path / "log")) == expected
+    assert identify_content(LOCAL, str(tmp_path / "log")) == expected
+
+
+def test_a_file_that_never_stays_the_same_is_an_error_of_the_storage(tmp_path, cache, monkeypatch):
+    (tmp_path / "log").write_bytes(b"one")
+    replace_while_hashed(monkeypatch, tmp_path / "log", [b"two"] * 9)
+    with pytest.raises(OSError, match=r"log changed each time while it was read; wait until nothing writes"):
+        identify_content(LOCAL, str(tmp_path / "log"))
+
+
+def test_what_cannot_be_read_again_is_refused_in_one_line(tmp_path, cache):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(DataError, match="is no regular file but a folder, pipe or device; name a file"):
+            identify_content(LOCAL, str(path))
+
+
+@pytest.mark.parametrize("digest", [None, [1], "", "../../etc", "0" * 31, "0" * 32 + "\n"])
+def test_a_record_with_anything_else_than_a_hash_is_written_again(tmp_path, cache, digest):
+    (tmp_path / "log").write_bytes(b"one")
+    first = identify_content(LOCAL, str(tmp_path / "log"))
+    (record,) = cache.glob("*.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "digest": digest}))
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert first.endswith(json.loads(record.read_text())["digest"])
+
+
+def test_links_and_pipes_in_place_of_a_record_and_its_lock_cost_another_hash_only(tmp_path, cache, hashed):
+    (tmp_path / "log").write_bytes(b"one")
+    first = identify_content(LOCAL, str(tmp_path / "log"))
+    (record,) = cache.glob("*.json")
+    record.rename(tmp_path / "record")
+    lock = record.with_suffix(".lock")
+    for path in (record, lock):
+        path.unlink(missing_ok=True)
+    record.symlink_to(tmp_path / "record")
+    lock.symlink_to(tmp_path / "made")
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert not (tmp_path / "made").exists()
+    for path in (record, lock):
+        path.unlink()
+        os.mkfifo(path)
+    assert identify_content(LOCAL, str(tmp_path / "log")) == first
+    assert hashed == ["log"] * 3
+
+
+def test_a_user_without_a_home_has_no_cache(tmp_path, cache, hashed, monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("NONET_CACHE")
+    monkeypatch.setattr(contents.Path, "home", fail)
+    (tmp_path / "log").write_bytes(b"one")
+    assert identify_content(LOCAL, str(tmp_path / "log")) == identify_content(LOCAL, str(tmp_path / "log"))
+    assert len(hashed) == 2
+
+
+def test_a_lock_is_waited_for_as_long_as_a_slow_process_hashes_the_file(tmp_path, cache, monkeypatch):
+    waits = []
+    monkeypatch.setattr(contents, "_HASHED_BYTES_PER_S", 2.0)
+    monkeypatch.setattr(contents, "_lock_record", lambda _, wait_s: waits.append(wait_s) or nullcontext())
+    (tmp_path / "log").write_bytes(b"x" * 10)
+    identify_content(LOCAL, str(tmp_path / "log"))
+    assert waits == [contents._POLL_S + 5.0]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"state": 1}', b"[" * 200_000])
 def test_a_damaged_memory_or_none_costs_another_hash_only(tmp_path, cache, hashed, damage):
     (tmp_path / "log").write_bytes(b"one")
     first = identify_content(LOCAL, str(tmp_path / "log"))

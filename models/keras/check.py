@@ -122,9 +122,9 @@ def check_steps(ranker: KerasRanker, again: KerasRanker) -> None:
 
     from nonet.models.keras.probes import ModelProbe
 
-    rows, n_outputs = ModelProbe.draw_rows(ranker.compiled.shapes), ranker.compiled.n_outputs
+    rows, n_outputs = ModelProbe.draw_rows(ranker.compiled), ranker.compiled.n_outputs
     label = torch.ones(len(next(iter(rows.values()))), n_outputs).squeeze(1)
-    title = f"model.path: {ranker.stored_options['path']}"
+    title = f"model.path: {Path(ranker.stored_options['path']).name}"
     try:
         optimizer = ranker.make_optimizer(0.0)
         ranker.compute_loss(rows, label).backward()

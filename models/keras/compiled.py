@@ -61,6 +61,7 @@ class CompiledModel:
         optimizer: The optimizer that the model was compiled with; None for none.
         compiled_optimizers: The `CompiledOptimizer` of `optimizer` under None, or those of AdamW by weight decay.
         features: The features that the model reads, pooled ones before sequences.
+        masks: The masks of sequences that it reads.
     """
 
     def __init__(
@@ -80,12 +81,11 @@ class CompiledModel:
         self.frozen, seeds = _divide(model.non_trainable_variables, self._seeds)
         self.layer_losses: Sequence[LayerLoss] = ()
         self.shapes = {name: shape for name, shape in shapes.items() if name in model.input}
-        self._pooled = [
-            name for name, shape in self.shapes.items() if len(shape) == 1 and not name.endswith(MASK)
-        ]
+        masks = {f"{name}{MASK}" for name, shape in shapes.items() if len(shape) == 2}
+        self._pooled = [name for name, shape in self.shapes.items() if len(shape) == 1 and name not in masks]
         self._widths = [shapes[name][0] for name in self._pooled]
         self._sequences = [name for name, shape in self.shapes.items() if len(shape) == 2]
-        self._masks = [name for name in self.shapes if name.endswith(MASK)]
+        self.masks = [name for name in self.shapes if name in masks]
         self.features = [*self._pooled, *self._sequences]
         self._seed_types = [variable.dtype for variable in seeds]
         self.compiled_optimizers: dict[float | None, Any] = {}
@@ -124,6 +124,9 @@ class CompiledModel:
                 multiplied by B and those that are a sum by `step_rows`, because the caller divides the result by `step_rows`.
         """
         count = _count_rows(pooled)
+        if not count:  # The mean of a layer's loss over no rows would be NaN.
+            like = [torch.zeros(0, sum(self._widths)), *(pooled[name] for name in self._sequences), *weights]
+            return torch.zeros(()), [torch.zeros_like(tensor) for tensor in like]
         needs_rows = any(loss != LayerLoss.CONSTANT for loss in self.layer_losses)
         rows, masks = self._pad(pooled, count if needs_rows else choose_size(count))
         label_and_weight = torch.zeros(2, len(rows[0]), *label.shape[1:])
@@ -177,7 +180,7 @@ class CompiledModel:
         joined = torch.zeros(size, sum(self._widths))
         if parts:
             torch.cat(parts, 1, out=joined[: len(parts[0])])
-        others = [pooled[name].detach() for name in self._sequences], [pooled[name] for name in self._masks]
+        others = [pooled[name].detach() for name in self._sequences], [pooled[name] for name in self.masks]
         sequences, masks = ([_pad_rows(tensor, size) for tensor in tensors] for tensors in others)
         rows, masks = self.import_all([joined, *sequences], masks)
         return rows, masks
@@ -231,7 +234,7 @@ class CompiledModel:
         return (
             inputs
             | dict(zip(self._sequences, sequences, strict=True))
-            | dict(zip(self._masks, masks, strict=True))
+            | dict(zip(self.masks, masks, strict=True))
         )
 
     def _compute_keras_logits(
@@ -270,7 +273,7 @@ class CompiledModel:
         label, weight = targets[0], targets[1]
         if self.from_logits:
             logit = self._remove_single_task(output)
-            losses = ops.maximum(logit, 0.0) - logit * label + ops.log1p(ops.exp(-ops.abs(logit)))
+            losses = ops.softplus(logit) - logit * label
         else:
             losses = ops.binary_crossentropy(ops.reshape(label, output.shape), output)
         total = ops.sum(self._remove_single_task(losses) * weight)

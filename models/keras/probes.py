@@ -13,14 +13,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.models.keras.compiled import MASK, CompiledModel, LayerLoss
+from nonet.models.keras.compiled import CompiledModel, LayerLoss
 
 _SCALES = (0.1, 1.0, 1.0, 10.0, 100.0, 1000.0)
 """Scales of the K rows of a probe, so that outputs reach their extremes."""
@@ -99,8 +99,21 @@ class ModelProbe:
         Raises:
             ConfigError: One is neither a constant nor a mean or sum over the rows.
         """
-        weights = self._draw_weights(_WEIGHT_NOISE[1])
-        a, b = self._draw_rows(ordinary=True), self._draw_rows(ordinary=True)
+        found = self._classify_losses(title, self._draw_weights(_WEIGHT_NOISE[1]), ordinary=True)
+        # One that is 0 for ordinary rows, such as a penalty of large values, may depend on other rows.
+        for noise in _WEIGHT_NOISE if LayerLoss.CONSTANT in found else ():
+            found = self._classify_losses(title, self._draw_weights(noise), ordinary=False, known=found)
+        return found
+
+    def _classify_losses(
+        self, title: str, weights: Sequence[Tensor], *, ordinary: bool, known: Sequence[LayerLoss] = ()
+    ) -> list[LayerLoss]:
+        """Return how each loss of a layer depends on drawn rows, unless it is `known` to be a mean or a sum.
+
+        Raises:
+            ConfigError: One is neither a constant nor a mean or sum over the rows.
+        """
+        a, b = self._draw_rows(ordinary=ordinary), self._draw_rows(ordinary=ordinary)
         of_halves = [[self._call(weights, x, y, True).losses for y in (a, b)] for x in (a, b)]
         count = len(of_halves[0][0])
         # Without dropout, the losses of K rows can be compared with those of twice as many.
@@ -109,6 +122,9 @@ class ModelProbe:
         of_one = [self._call(weights, x, None, training).losses for x in (a, b)]
         found = []
         for index in range(count):
+            if known and known[index] != LayerLoss.CONSTANT:
+                found.append(known[index])
+                continue
             (aa, ab), (ba, bb) = ([losses[index] for losses in row] for row in of_halves)
             kind = None
             if bool(aa == ab == ba == bb):
@@ -193,26 +209,26 @@ class ModelProbe:
     def _draw_rows(self, *, ordinary: bool = False) -> Rows:
         """Draw K rows of each input, of several scales or ordinary ones."""
         scales = None if ordinary else torch.tensor(_SCALES)
-        return self.draw_rows(self._compiled.shapes, self._generator, scales)
+        return self.draw_rows(self._compiled, self._generator, scales)
 
     @staticmethod
     def draw_rows(
-        shapes: Mapping[str, tuple[int, ...]],
+        compiled: CompiledModel,
         generator: torch.Generator | None = None,
         scales: Tensor | None = None,
     ) -> Rows:
-        """Draw K rows of inputs.
+        """Draw K rows of the inputs of a model.
 
         Args:
-            shapes: Shape of each input without the rows, by name.
+            compiled: The model.
             generator: A generator of random numbers; None for one with a fixed seed.
             scales: The scale of each row [K]; None for 1.
         """
         generator = generator or torch.Generator().manual_seed(_SEED)
         scales, rows = torch.ones(_ROWS) if scales is None else scales, {}
-        for name, shape in shapes.items():
+        for name, shape in compiled.shapes.items():
             drawn = torch.randn((_ROWS, *shape), generator=generator)
-            is_mask = name.endswith(MASK)
+            is_mask = name in compiled.masks
             rows[name] = (drawn > 0).float() if is_mask else drawn * scales.view(-1, *[1] * len(shape))
         return rows
 

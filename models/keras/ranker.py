@@ -27,7 +27,7 @@ class KerasRanker(nn.Module):
         compiled: The compiled functions of the model.
         values: Values of the weights, in the order of the variables.
         frozen: Values of the variables that training does not change, in their order.
-        reference: The user's function as `file.py:NAME`, without the folder.
+        reference: The user's function as `sources/file.py:NAME`, relative to its run, or without a run as `file.py:NAME`.
 
     Attributes:
         compiled: The compiled functions of the model.

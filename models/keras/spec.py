@@ -83,7 +83,7 @@ class KerasSpec(ClickSpec):
 
         Raises:
             ConfigError: A role of the model is on an accelerator, the engine divides weights, the precision is reduced, or a
-                sequence is no feature.
+                sequence is no feature or has a mask with the name of one.
         """
         super().check(scenario)
         if not scenario.sparse.tables:
@@ -93,6 +93,11 @@ class KerasSpec(ClickSpec):
             if name not in features:
                 raise ConfigError(
                     f"model.sequences: {name!r} is no feature of sparse.tables; features: {', '.join(sorted(features))}"
+                )
+            if (mask := f"{name}_mask") in features:
+                raise ConfigError(
+                    f"model.sequences: {name!r} has the mask {mask!r}, which is a feature of sparse.tables too; give the feature "
+                    "another name"
                 )
         for role in ("trainer", "evaluator"):
             pool = scenario.find_pool(role)

@@ -109,10 +109,16 @@ def check_training(title: str, keras: Any, model: Any, tasks: Sequence[str], fro
             f"{title}: the model has no weights to train; unfreeze a layer, or add one such as layers.Dense(1)"
         )
     for name in _REPLACED_METHODS:
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if getattr(getattr(model, name), "__func__", None) is not getattr(keras.Model, name):
             raise ConfigError(
                 f"{title}: {type(model).__name__}.{name} is not called: Nonet computes the loss and takes the steps itself. Use "
                 "add_loss for further losses, and remove it"
+            )
+    for name, tensor in model.input.items():
+        if tensor.dtype != "float32":
+            raise ConfigError(
+                f"{title}: the input {name!r} is {tensor.dtype}, and rows are float32, which would lose their fractions and "
+                "gradients; leave out dtype"
             )
     _check_loss(title, keras, model, tasks, from_logits)
     if (optimizer := getattr(model, "optimizer", None)) is not None:
@@ -121,25 +127,26 @@ def check_training(title: str, keras: Any, model: Any, tasks: Sequence[str], fro
 
 def _check_loss(title: str, keras: Any, model: Any, tasks: Sequence[str], from_logits: bool) -> None:
     """Raise ConfigError if a model was compiled with another loss than the log loss that Nonet computes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras warns of functions in the other arguments.
+        weights = (model.get_compile_config() or {}).get("loss_weights")
     loss = _get_loss(model)
-    if loss is None:
+    if loss is None and weights is None:
         return
     expected = {"reduction": "sum_over_batch_size", "label_smoothing": 0.0}
     compiled_from_logits = None
-    if isinstance(loss, keras.losses.BinaryCrossentropy):
+    if loss is not None and isinstance(loss, keras.losses.BinaryCrossentropy):
         config = loss.get_config()
         if all(config.get(key) == value for key, value in expected.items()):
             compiled_from_logits = config["from_logits"]
     elif loss in ("binary_crossentropy", "bce") or loss is keras.losses.binary_crossentropy:
         compiled_from_logits = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Keras warns of functions in the other arguments.
-        weights = (model.get_compile_config() or {}).get("loss_weights")
     if compiled_from_logits != from_logits or tasks or weights is not None:
         given = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
         given = f"{given}, from_logits={compiled_from_logits}" if compiled_from_logits is not None else given
+        given = f"the loss {given}" if loss is not None else f"loss_weights={weights}"
         raise ConfigError(
-            f"{title}: the model is compiled with the loss {given}, and Nonet computes the log loss with "
+            f"{title}: the model is compiled with {given}, and Nonet computes the log loss with "
             f"from_logits={from_logits}, and the weights of the stage's tasks; compile without loss and loss_weights"
         )
 

@@ -49,7 +49,8 @@ def convert_to_seconds(
         unit: Unit of numeric times if it is known from more values than these; None to determine it.
 
     Returns:
-        Seconds [N] int64, and the raw values [N] if they are finer than seconds (None otherwise).
+        Seconds [N] int64, rounded down (floats to microseconds first), and the raw values [N] if they are finer than seconds
+        (None otherwise).
 
     Raises:
         TypeError: If the type cannot hold times.
@@ -58,7 +59,7 @@ def convert_to_seconds(
     raw, raw_unit = _read_numbers(column, name, unit)
     if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
         return raw.astype(np.int64), None
-    return np.floor_divide(raw, _PER_SECOND[raw_unit]).astype(np.int64), raw
+    return _split_seconds(raw, raw_unit)[0], raw
 
 
 def compute_fractions(column: pa.ChunkedArray, name: str, unit: str | None = None) -> np.ndarray | None:
@@ -69,8 +70,21 @@ def compute_fractions(column: pa.ChunkedArray, name: str, unit: str | None = Non
     raw, raw_unit = _read_numbers(column, name, unit)
     if raw_unit == "s" and np.issubdtype(raw.dtype, np.integer):
         return None
-    per_second = _PER_SECOND[raw_unit]
-    return (np.mod(raw, per_second) * (1_000_000_000 // per_second)).astype(np.int64)
+    return _split_seconds(raw, raw_unit)[1]
+
+
+def _split_seconds(raw: np.ndarray, unit: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the unix seconds [N] int64 of numbers [N] of a unit, rounded down, and the nanoseconds [N] int64 that are left.
+
+    Floats are rounded to microseconds first, about as fine as a float64 of today's unix seconds is, so that they are the same
+    moment as a whole number of milliseconds or microseconds.
+    """
+    per_second = _PER_SECOND[unit]
+    seconds, rest = np.divmod(raw, per_second)
+    if np.issubdtype(raw.dtype, np.integer):
+        return seconds.astype(np.int64), (rest * (1_000_000_000 // per_second)).astype(np.int64)
+    microseconds = np.rint(rest * (1e6 / per_second)).astype(np.int64)
+    return seconds.astype(np.int64) + microseconds // 1_000_000, microseconds % 1_000_000 * 1_000
 
 
 def _read_numbers(column: pa.ChunkedArray, name: str, unit: str | None) -> tuple[np.ndarray, str]:
@@ -152,14 +166,14 @@ def _convert_numbers(raw: np.ndarray, unit: str, label: str) -> np.ndarray:
     limit = dict(_SIZE_LIMITS).get(unit, 2.0**63)
     with np.errstate(invalid="ignore"):
         is_wrong = ~(sizes < limit)
-        seconds = np.floor_divide(raw, _PER_SECOND[unit])
+        seconds = _split_seconds(raw, unit)[0]
         is_doubtful = ~is_wrong & find_implausible(seconds)
         for other, per_second in _PER_SECOND.items():
             if other != unit and is_doubtful.any():
                 is_wrong |= is_doubtful & ~find_implausible(np.floor_divide(raw, per_second))
     if is_wrong.any():
         raise _make_moment_error(raw[is_wrong][0].item(), unit, label)
-    return seconds.astype(np.int64)
+    return seconds
 
 
 def _convert_moment(value: Any, unit: str, label: str) -> int:

@@ -11,6 +11,8 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.cache import find_cache_root
+from nonet.errors import DataError
 
 _KEPT_S = 90 * 86_400.0  # For how long the hash of a file is remembered that nothing asks for.
 _HASHED_BYTES_PER_S = 1e8  # A process that hashes a file more slowly is not waited for.
@@ -28,6 +31,10 @@ _KINDS = {
     "etag": "the ETag of an object",
     "time": "size and time of a file",
 }
+_HASH_ATTEMPTS = 3  # A file that is replaced each time while it is hashed has no identity.
+_DIGEST_BYTES = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")  # what records have
+_OWN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK  # A record or lock is neither a link nor a pipe that waits.
 _SETTLED_S = 2.0  # A later change may leave the times of a file that is younger as they are; its hash is not remembered.
 
 
@@ -39,7 +46,8 @@ def identify_content(system: Any, path: str) -> str:
         path: The path in it.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or changes whenever it is read.
+        DataError: A local path is not that of a regular file.
     """
     if system.type_name == "local":
         return f"blake2b:{_find_digest(path)}"
@@ -67,42 +75,83 @@ def describe_difference(old: str, new: str) -> str:
 def _find_digest(path: str) -> str:
     """Return the hash of a local file, from the cache of the node if the file is the one that was hashed."""
     state = _read_state(path)
-    if time.time_ns() - max(state[-2:]) < _SETTLED_S * 1e9:
-        return _hash_file(path)
-    record = find_cache_root() / "contents" / f"{state[0]:x}-{state[1]:x}.json"
+    folder = _find_folder()
+    if folder is None or time.time_ns() - max(state[-2:]) < _SETTLED_S * 1e9:
+        return _hash_unchanged(path)[0]
+    record = folder / f"{state[0]:x}-{state[1]:x}.json"
     if (digest := _read_record(record, state)) is not None:
         return digest
     with _lock_record(record, _POLL_S + state[2] / _HASHED_BYTES_PER_S):
         if (digest := _read_record(record, state)) is not None:
             return digest  # Another process has hashed the file meanwhile.
-        digest = _hash_file(path)
-        if _read_state(path) == state:
+        digest, hashed_state = _hash_unchanged(path)
+        if hashed_state == state:
             with suppress(OSError):  # Without a cache, the file is hashed again.
                 write_whole(record, json.dumps({"state": state, "digest": digest}).encode())
                 _remove_old_records(record.parent)
         return digest
 
 
+def _find_folder() -> Path | None:
+    """Return the folder of the records; None for a user without a home, who has no cache."""
+    try:
+        return find_cache_root() / "contents"
+    except RuntimeError:
+        return None
+
+
+def _hash_unchanged(path: str) -> tuple[str, list[int]]:
+    """Return the hash of a file and the state that it had before and after it was read.
+
+    Raises:
+        OSError: The file has changed during each of `_HASH_ATTEMPTS`.
+    """
+    state = _read_state(path)
+    for _ in range(_HASH_ATTEMPTS):
+        digest, before = _hash_file(path), state
+        if (state := _read_state(path)) == before:
+            return digest, state
+    raise OSError(f"{path} changed each time while it was read; wait until nothing writes it")
+
+
 def _read_state(path: str) -> list[int]:
-    """Return the device, inode, size, and times of modification and change in nanoseconds of a file."""
-    stat = os.stat(path)
-    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    """Return the device, inode, size, and times of modification and change in nanoseconds of a file.
+
+    Raises:
+        DataError: It is no regular file.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(
+            f"{path} is no regular file but a folder, pipe or device; name a file of which the content can be read again"
+        )
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _hash_file(path: str) -> str:
     """Return the hash of all bytes of a file."""
     with open(path, "rb") as source:
-        return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(source, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """Open a record or lock as a file descriptor. Raises OSError if it is a link, or anything else than a regular file."""
+    opened = os.open(path, flags | _OWN_FILE, 0o600)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(f"{path} is no regular file")
+    return opened
 
 
 def _read_record(record: Path, state: list[int]) -> str | None:
     """Return the hash that was remembered for a file in this state; None if there is none."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        remembered = json.loads(record.read_bytes())
-        if remembered["state"] == state:
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        with open(_open_own(record, os.O_RDONLY), "rb") as source:
+            remembered = json.load(source)
+        if remembered["state"] == state and _DIGEST.fullmatch(remembered["digest"]):
             with suppress(OSError):
                 os.utime(record)
-            return str(remembered["digest"])
+            return remembered["digest"]
     return None
 
 
@@ -123,7 +172,7 @@ def _lock_record(record: Path, max_wait_s: float) -> Iterator[None]:
     """
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(record.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        lock = _open_own(record.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
     except OSError:
         yield
         return

@@ -10,7 +10,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @keras.saving.register_keras_serializable("keras_models")
 class Penalty(layers.Layer):
-    """Adds a loss of its inputs: "mean" of their squares, their "sum", or one "per_row", which Keras sums; or their "spread"."""
+    """Adds a loss of its inputs: "mean" of squares, their "sum", or one "per_row", which Keras sums; "spread"; "large" values."""
 
     def __init__(self, kind: str, scale: float = 0.1, **options):
         super().__init__(**options)
@@ -23,6 +23,7 @@ class Penalty(layers.Layer):
             "sum": lambda: ops.sum(squares),
             "per_row": lambda: ops.sum(squares, axis=-1),
             "spread": lambda: ops.mean(ops.var(inputs, axis=0)),
+            "large": lambda: ops.mean(ops.relu(ops.abs(inputs) - 20.0)),
         }
         if self.kind != "training" or training:
             self.add_loss(self.scale * losses.get(self.kind, losses["mean"])())
@@ -101,6 +102,24 @@ def build_dropout(features: Shapes):
 def build_mean(features: Shapes):
     inputs, rows = make_rows(features)
     return finish(inputs, Penalty("mean")(layers.Dense(8, "tanh")(layers.Dropout(0.2)(rows))))
+
+
+def build_relu(features: Shapes):
+    """Few units, so that none is active for some rows, whose logits are exactly 0."""
+    inputs, rows = make_rows(features)
+    return finish(inputs, layers.Dense(4, "relu")(rows))
+
+
+def build_zeros(features: Shapes):
+    """All logits are 0 at first."""
+    inputs, rows = make_rows(features)
+    return finish(inputs, rows, kernel_initializer="zeros")
+
+
+def build_large(features: Shapes):
+    inputs, rows = make_rows(features)
+    hidden = layers.Dense(8, name="hidden", kernel_regularizer="l2")(rows)
+    return finish(inputs, Penalty("large")(hidden))
 
 
 def build_shared(features: Shapes):

@@ -135,6 +135,13 @@ def test_accumulated_gradients_scaled_losses_and_overwriting_averages_do_what_fi
     check_equal_to_fit("build_accumulated", make("build_accumulated"), steps=7)
 
 
+@pytest.mark.parametrize("name", ["build_relu", "build_zeros"])
+def test_rows_whose_logit_is_exactly_0_are_trained_as_fit_trains_them(name):
+    ranker = make(name)
+    assert (ranker(draw(0)[0]) == 0).any()
+    check_equal_to_fit(name, ranker)
+
+
 def test_probabilities_are_trained_as_fit_trains_them_and_are_what_the_model_predicts():
     ranker = make("build_probabilities", from_logits=False)
     check_equal_to_fit("build_probabilities", ranker, from_logits=False)
@@ -230,6 +237,31 @@ def test_a_batch_is_padded_unless_a_loss_of_a_layer_depends_on_its_rows(monkeypa
         ranker(draw(1)[0])
         assert traced == [48 if name == "build_dropout" else 40, 48]
     assert ranker.compiled.layer_losses == [LayerLoss.MEAN]
+
+
+def test_a_loss_that_is_0_for_ordinary_rows_is_no_constant():
+    """On JAX and TensorFlow, the loss of the weights and that of the rows are told apart."""
+    ranker = make("build_large")
+    assert sorted(ranker.compiled.layer_losses) == [LayerLoss.CONSTANT, LayerLoss.MEAN]
+
+
+def test_a_rank_without_rows_adds_nothing():
+    ranker = make("build_mean")
+    rows = {name: value[:0].requires_grad_() for name, value in draw(1)[0].items()}
+    loss = ranker.compute_loss(rows, torch.zeros(0), None, ROWS)
+    loss.backward()
+    assert loss.item() == 0
+    assert all((weight.grad == 0).all() for weight in ranker.parameters())
+    assert all(value.grad.shape == value.shape for value in rows.values())
+
+
+def test_a_feature_whose_name_ends_as_that_of_a_mask_is_trained():
+    config = {"path": f"{MODELS}:build_plain", "backend": BACKEND, "sequences": [], "length": 1}
+    ranker = build_model({"use": "keras", **config}, (), {"user": 5, "ad_mask": 5}, 7)
+    assert ranker.compiled.features == ["user", "ad_mask"]
+    rows = {name: torch.randn(8, 5).requires_grad_() for name in ("user", "ad_mask")}
+    ranker.compute_loss(rows, torch.ones(8)).backward()
+    assert all((value.grad != 0).any() for value in rows.values())
 
 
 def check_continues(name: str) -> None:

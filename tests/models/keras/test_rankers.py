@@ -16,7 +16,7 @@ from torch_rankers import COMPUTE
 
 from nonet.errors import ConfigError
 from nonet.models import build_model
-from nonet.models.keras import KerasRanker
+from nonet.models.keras import KerasRanker, builder
 from nonet.models.keras.backends import load_keras
 from nonet.models.keras.compiled import CompiledModel, choose_size
 
@@ -163,6 +163,75 @@ def test_a_checkpoint_needs_no_file_of_the_user(tmp_path):
     assert not torch.equal(again(inputs), ranker(inputs))  # it has no weights yet
     again.load_state_dict(ranker.state_dict())
     assert torch.equal(again(inputs), ranker(inputs))
+
+
+OWN_LAYER = """
+import keras
+
+
+@keras.saving.register_keras_serializable()
+class Scaled(keras.layers.Dense):
+    def call(self, values):
+        return FACTOR * super().call(values)
+
+
+def build(features):
+    user = keras.Input(features["user"], name="user")
+    return keras.Model({"user": user}, Scaled(1)(user))
+"""
+
+
+def write_run(folder: Path, **factors: int) -> Path:
+    """Write a run with a file own.py in each of these folders of its sources, whose layer multiplies by a factor."""
+    for name, factor in factors.items():
+        file = folder / "sources" / name.strip("_") / "own.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(OWN_LAYER.replace("FACTOR", str(factor)))
+    (folder / "sources.json").write_text("[]")
+    return folder / "sources"
+
+
+def make_again(ranker: KerasRanker, sources: Path, **options) -> KerasRanker:
+    """Make a ranker again as a checkpoint of it does."""
+    again = make("", **{**ranker.stored_options, "sources": str(sources), **options})
+    again.load_state_dict(ranker.state_dict())
+    return again
+
+
+@pytest.mark.parametrize("line", ["import factors", "from factors import Scaled"])
+def test_runs_with_equal_configurations_and_other_code_have_their_own_layers(line, tmp_path):
+    """The layer is in a file beside the one that the scenario names, so that its configuration has no trace of the run."""
+    rankers, inputs = [], draw_inputs("build_deepfm", 8)
+    folders = [write_run(tmp_path / name, _=factor) for name, factor in (("a", 2), ("b", 3))]
+    for sources in folders:
+        (sources / "own.py").rename(sources / "factors.py")
+        (sources / "own.py").write_text(
+            f"{line}\n\n\ndef build(features):\n    import factors\n    return factors.build(features)"
+        )
+        rankers.append(make(f"{sources / 'own.py'}:build"))
+    assert rankers[0].architecture == rankers[1].architecture
+    for clear in (False, True):
+        for ranker, sources in zip(rankers, folders, strict=True):
+            if clear:  # The layers of the other run are registered, and no functions are kept.
+                builder._compile_architecture.cache_clear()
+            assert torch.equal(make_again(ranker, sources)(inputs), ranker(inputs))
+
+
+def test_a_checkpoint_names_the_one_file_that_has_its_layers(tmp_path):
+    sources = write_run(tmp_path / "run", _=2, a=3, z=4)
+    inputs = draw_inputs("build_deepfm", 8)
+    for folder in ("", "a/", "z/"):
+        ranker = make(f"{sources}/{folder}own.py:build")
+        assert ranker.stored_options["path"] == f"sources/{folder}own.py:build"
+        again = make_again(ranker, sources)
+        assert torch.equal(again(inputs), ranker(inputs))
+        assert again.stored_options == ranker.stored_options
+        with pytest.raises(
+            ConfigError, match=r"which of 3 files .*: a/own.py, own.py, z/own.py. Remove all but"
+        ):
+            make_again(ranker, sources, path="own.py:build")  # as earlier versions named it
+    with pytest.raises(ConfigError, match="leads out of"):
+        make_again(ranker, sources, path="sources/../../own.py:build")
 
 
 def test_layers_of_the_user_are_made_from_the_copy_of_the_file_in_the_run(tmp_path):

@@ -201,6 +201,23 @@ REFUSED = {
     "a train_step": ("model = Stepped(inputs, logit)", "Stepped.train_step is not called"),
     "a compute_loss": ("model = Lossy(inputs, logit)", "Lossy.compute_loss is not called"),
     "a fit": ("model = Fitted(inputs, logit)", "Fitted.fit is not called"),
+    "a train_step of the instance": (
+        "model.train_step = lambda *arguments: {}",
+        r"Functional.train_step is not called",
+    ),
+    "a compute_loss of the instance": (
+        "model.compute_loss = lambda *arguments, **options: 0.0",
+        r"Functional.compute_loss is not called",
+    ),
+    "whole numbers": (
+        "inputs['user'] = keras.Input(features['user'], dtype='int32', name='user');"
+        + end_with("layers.Dense(1)(ops.cast(inputs['user'], 'float32'))"),
+        "the input 'user' is int32, and rows are float32, .*; leave out dtype",
+    ),
+    "a weight of a loss that is none": (
+        "model.compile('adam', loss_weights=[3.0])",
+        r"is compiled with loss_weights=\[3.0\], and Nonet .*; compile without loss and loss_weights",
+    ),
     "another loss": (
         "model.compile('adam', 'mse')",
         "compiled with the loss mse, and Nonet computes the log loss",

@@ -27,6 +27,8 @@ from nonet.samples.sequences.labels import (
     name_task,
 )
 from nonet.samples.sequences.user_file import UserFile
+from nonet.samples.tables import read_interactions
+from nonet.samples.tables.table_format import TableFormat
 from nonet.workers.roles.tokenizer import DataSetup, make_sequences, read_preparation_facts
 
 DAY = 86_400
@@ -49,6 +51,17 @@ def test_a_compressed_event_has_the_labels_of_all_its_rows():
     assert np.isnan(events["bought"][2].as_py())  # its window is open
     assert events[f"{LABEL_TIME}bought"].to_pylist() == [9 * 3600 + 1200, 9 * 3600 + DAY, NEVER]
     assert counts.no_event == 0
+
+
+def test_a_label_of_the_moment_of_its_event_finds_it_whether_times_are_floats_or_whole_milliseconds(tmp_path):
+    ms = 1_700_000_000_000 + 7 * np.arange(300)
+    ids = {"user_id": np.arange(300), "item_id": np.zeros(300, int)}
+    tables = {}
+    for name, times in (("log", ms / 1000), ("bought", ms)):
+        pq.write_table(pa.table({**ids, "timestamp": times}), tmp_path / f"{name}.parquet")
+        tables[name] = read_interactions(str(tmp_path / f"{name}.parquet"), TableFormat(keeps_fractions=True))
+    counts = attach_label(*tables.values(), Labels(path="bought", within=100))[1]
+    assert counts == LabelCounts(rows=300, no_event=0, too_late=0)
 
 
 def test_windows_before_1970_are_open_as_later_ones_are():
@@ -450,3 +463,16 @@ def test_earlier_formats_on_disk_open(tmp_path, compress, written, earlier):
     assert (
         (opened.late_labels, opened.strict) == (seq.late_labels, seq.strict) == (True, compress is not None)
     )
+
+
+def test_a_task_trains_on_no_event_that_lacks_a_column_of_it_even_if_the_windows_of_all_labels_are_over():
+    log = pa.table(
+        {"user_id": [1] * 3, "item_id": [1, 2, 3], "timestamp": [1, 2, 3], "rating": pa.array([5, None, 5])}
+    )
+    log = add_labels(log, table([(1, 2, 4), (9, 1, 99)]), Labels(path="x", within=5, name="bought"))
+    task = name_task("train", "liked")
+    targets = {"train": "bought == 1", task: "bought == 1 and rating > 2"}
+    seq, _ = build_sequences(
+        log, None, split={"use": "leave_last_out", "test": 1, "valid": 0}, targets=targets
+    )
+    assert seq.find_labelled(task).tolist() == [True, False, True]

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.samples.tables.times import convert_to_seconds, find_implausible
+from nonet.samples.tables.times import compute_fractions, convert_times, convert_to_seconds, find_implausible
 
 WHEN = dt.datetime(2026, 11, 19, 12, 0, 0)
 UNIX = 1795089600
@@ -110,6 +110,23 @@ def test_floats_that_cannot_hold_seconds_are_refused():
         convert_to_seconds(values, "timestamp")
     relative = pa.chunked_array([pa.array([12.0, 86400.0], pa.float32())])
     assert convert_to_seconds(relative, "t")[0].tolist() == [12, 86400]
+
+
+@pytest.mark.parametrize(("name", "per_second"), [("t_s", 1), ("t_ms", 1e3), ("t_us", 1e6), ("t_ns", 1e9)])
+def test_floats_are_the_same_moments_as_whole_milliseconds(name, per_second):
+    whole = UNIX * 1000 + np.arange(1000)
+    floats = pa.chunked_array([pa.array(whole / 1000 * per_second)])
+    exact = pa.chunked_array([pa.array(whole)])
+    assert (compute_fractions(floats, name) == compute_fractions(exact, "t_ms")).all()
+    assert (convert_to_seconds(floats, name)[0] == UNIX).all()
+
+
+def test_a_float_that_is_rounded_up_to_the_next_second_is_in_that_second():
+    values = pa.chunked_array([pa.array([UNIX + 1 - 2.0**-22, -(2.0**-40), UNIX + 0.999999])])
+    assert convert_to_seconds(values, "t")[0].tolist() == [UNIX + 1, 0, UNIX]
+    assert compute_fractions(values, "t").tolist() == [0, 0, 999_999_000]
+    assert convert_times(values, "s").tolist() == [UNIX + 1, 0, UNIX]
+    assert convert_times([UNIX + 1 - 2.0**-22], "s").tolist() == [UNIX + 1]
 
 
 def test_dates_before_1990_and_after_next_year_are_implausible():
