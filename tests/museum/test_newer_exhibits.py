@@ -97,7 +97,8 @@ def test_a_run_is_served_by_its_older_version_with_the_events_that_were_posted(m
             assert len(items(answer)) == 3
             assert answer["history"][-1] == "thing d3"
             assert not ask(client, user="stranger", k=3)["cold_start"]
-            again = ask(client, "/events", user="user_001", events=["SKU-0003"], id="post 0")
+            posted = [{"item": "SKU-0003", "values": {"rating": 5.0}}]
+            again = ask(client, "/events", user="user_001", events=posted, id="post 0")
             assert again["again"]
     finally:
         app.state.service.engines.close()
