@@ -212,12 +212,15 @@ def convert_values(values: Mapping[str, Any], columns: Mapping[str, np.ndarray])
         if value is None or value != value:  # NaN is missing, as in a table
             continue
         is_number = dtype.kind == "f"
+        kind = "a number" if is_number else "a whole number or text"
         try:
             number = float(value) if is_number else as_numbers(pa.array([value]))[0]
-            if isinstance(value, bool) or (is_number and not abs(number) <= _MAX_NUMBER):
-                raise ValueError
+            if is_number and not abs(number) <= _MAX_NUMBER:
+                kind = f"a number up to {_MAX_NUMBER:.1e}"
+                raise OverflowError
+            if isinstance(value, bool):
+                raise TypeError
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            kind = f"a number up to {_MAX_NUMBER:.1e}" if is_number else "a whole number or text"
             raise ConfigError(f"{name}: {repr(value)[:40]} is not {kind}") from None
         converted[name] = dtype.type(number)
     return converted

@@ -29,7 +29,7 @@ from nonet.plugins import import_file, import_name
 from nonet.rl.rewards.base import Reward
 from nonet.rl.rewards.checks import score_checked
 from nonet.suggest import find_close_matches, suggest_sentence
-from nonet.trust import check_reference
+from nonet.trust import check_form, check_reference
 from nonet.types import Rollouts
 
 __all__ = [
@@ -273,9 +273,13 @@ def find_reward(use: str | Any, base: str | Path = ".", *, name: str | None = No
         return make_reward_class(use, title)
     module_path, _, attribute = use.partition(":")
     if module_path.endswith(".py"):
-        file = Path(base) / module_path
-        check_reference(use, f"{title} ({module_path})", file)
-        module = import_file(file, f"{title} ({module_path})")
+        path, shown = Path(module_path), f"{title} ({module_path})"
+        check_form(use, shown)
+        if (
+            path.is_absolute() or ".." in path.parts
+        ):  # other files of a run are in its folder, whose code is checked
+            check_reference(use, shown, Path(base) / path)
+        module = import_file(Path(base) / path, shown)
     elif attribute:
         module = import_name(module_path, f"{title} ({use})", use)
     elif use in SHIPPED:

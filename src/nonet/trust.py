@@ -255,16 +255,21 @@ def check_reference(use: str, title: str, file: Path | None = None) -> None:
     Raises:
         ConfigError: The scenario of a guarded folder names it, and is not approved; or it has not this form.
     """
-    if not is_reference(use):  # nor do guarded folders know it as one
-        raise ConfigError(
-            f"{title}: {use!r} is no reference; write file.py:Name or package.module:Name, without blanks"
-        )
+    check_form(use, title)
     for folder, references in _guarded.items():
         if use not in references or (folder in _views and not folder.exists()):
             continue
         if file is None or folder not in dict(_find_guards(file)):  # `read_code` checks files of the folder
             parts = read_code_parts(folder)
             _check_parts(folder, {"": parts[""]}, title, use, parts)
+
+
+def check_form(use: str, title: str) -> None:
+    """Raise ConfigError for a text that guarded folders would not know as a reference to code."""
+    if not is_reference(use):
+        raise ConfigError(
+            f"{title}: {use!r} is no reference; write file.py:Name or package.module:Name, without blanks"
+        )
 
 
 def read_code(file: Path, title: str) -> bytes:
