@@ -449,6 +449,7 @@ def test_a_stored_model_names_no_code_that_its_approved_scenario_does_not(run, t
     guard_folder(run)
     add_stored_references(run / "checkpoints/step-1/clicks/model.json", {"use": f"{outside}:SPEC"})
     if inside:
+        add_stored_references(run / "checkpoints/step-1/clicks/model.json", {"use": "sources/other.py:SPEC"})
         assert load_reference(f"{outside}:SPEC", PluginFiles(), "use") == 1
         return
     with pytest.raises(ConfigError, match=f"it named {outside}"):

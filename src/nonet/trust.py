@@ -185,8 +185,8 @@ def add_stored_references(file: Path, document: Any) -> None:
     """
     for folder, _ in _find_guards(file):
         for reference in list_references(document):
-            path = Path(reference.partition(":")[0])
-            if not path.is_absolute() or folder not in dict(_find_guards(path)):
+            path = folder / reference.partition(":")[0]
+            if not path.is_file() or folder not in dict(_find_guards(path)):
                 _guarded[folder].add(reference)
 
 
