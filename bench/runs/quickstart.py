@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nonet.bench.timing import find_free_port, run_nonet
 from nonet.timing import LapTimer
 
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
@@ -97,9 +97,7 @@ def bench_storage(seeds: list[int], rounds: int = 5) -> dict[str, Any]:
 @contextmanager
 def _serve_bucket(folder: Path) -> Iterator[dict[str, str]]:
     """Serve the bucket from a process of its own, and yield the environment of runs that use it, with a cache in a folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -111,6 +109,8 @@ def _serve_bucket(folder: Path) -> Iterator[dict[str, str]]:
                 break
             except OSError:  # it has not started yet
                 time.sleep(0.5)
+        else:
+            raise RuntimeError("the S3 server did not start: pip install 'moto[server]'")
         keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "us-east-1"}
         yield os.environ | keys | {"AWS_ENDPOINT_URL": url, "NONET_CACHE": str(folder / "cache")}
     finally:
@@ -128,19 +128,9 @@ def _time_command(
     options: Sequence[str], changes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> float:
     """Run `nonet run quickstart` with options and changes of the scenario, and return the seconds."""
-    command = [
-        sys.executable,
-        "-c",
-        "from nonet.deploy.cli import main; main()",
-        "run",
-        "quickstart",
-        *options,
-    ]
-    command += [part for change in changes for part in ("--set", change)]
+    words = [part for change in changes for part in ("--set", change)]
     with LapTimer() as timer:
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        )
+        run_nonet("run", "quickstart", *options, *words, environment=environment)
     return timer.last_s
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.bench.samples.prefetch import measure_hidden_share
+from nonet.bench.timing import find_free_port
 from nonet.errors import ConfigError
 from nonet.samples.stores import StoreJoin, create_store, open_store
 
@@ -249,9 +250,7 @@ def _run_redis(folder: Path) -> Iterator[int]:
     if program is None:
         yield 0
         return
-    with socket.socket() as free_socket:
-        free_socket.bind(("127.0.0.1", 0))
-        port = free_socket.getsockname()[1]
+    port = find_free_port()
     process = subprocess.Popen(
         [program, "--port", str(port), "--save", "", "--appendonly", "no"],
         cwd=folder,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import numpy as np
 from nonet.bench.serving.hugging_face import MAX_BATCH, WAIT_S, HuggingFace
 from nonet.bench.serving.load import LoadResult, compute_median, drive_load, find_best_rates
 from nonet.bench.serving.queue import P99_MS, Result
+from nonet.bench.timing import find_free_port
 from nonet.deploy.opened import OpenedRun
 from nonet.deploy.serving import serve_application
 from nonet.deploy.serving.service import ServeConfig
@@ -77,9 +77,7 @@ def bench_http(run: str, rounds: int) -> Result:
     opened = OpenedRun.open(run)
     os.environ.setdefault("NONET_TOKEN", secrets.token_hex(8))  # names count for limits beside a token
     users = opened.corpus.seq.user_id.tolist()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     settings = ServeConfig(rate=_LIMIT, burst=_LIMIT, deadline_s=5.0)
     with serve_application(opened.folder.path, settings, "127.0.0.1", port) as serve:
         _deploy_others(serve, str(opened.folder.path))

@@ -120,9 +120,8 @@ class StatusReporter:
         self._status["state"] = "running" if "stage" in self._status and not view.phase else "starting"
         self._status["phase"] = view.phase
         groups, hosts = dict(view.groups), dict(view.hosts)  # copies, which no other thread changes
-        attached = {
-            name: [name] for name in hosts if name not in groups
-        }  # rewards without a group of the plan
+        # Rewards that were attached have no group of the plan.
+        attached = {name: [name] for name in hosts if name not in groups}
         self._status["groups"] = {
             name: {"roles": list(roles), "workers": hosts[name].world, "pids": hosts[name].list_pids()}
             for name, roles in (groups | attached).items()

@@ -12,7 +12,7 @@ from nonet.controller.scenario import Scenario, find_verb_limit, load_scenario
 from nonet.controller.setup.worker_setup import get_targets
 from nonet.errors import ConfigError
 from nonet.models import MODELS
-from nonet.options import StrictModel
+from nonet.options import StrictModel, describe_invalid
 from nonet.plugins import is_reference
 from nonet.verbs import VERBS
 
@@ -77,10 +77,8 @@ class ReadingFacts(StrictModel):
         try:
             stored = cls.model_validate(facts[_KEY])
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
             raise ConfigError(
-                f"{run.id}: results/tokenise.json, {_KEY}.{key}: {first['msg']}; copy the run again"
+                f"{run.id}: results/tokenise.json, {_KEY}.{describe_invalid(error)}; copy the run again"
             ) from None
         if stored.results not in {MODELS.get(name).results for name in MODELS.list_names()}:
             raise ConfigError(

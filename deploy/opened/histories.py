@@ -200,7 +200,7 @@ class UserHistories:
         if self._journal is None:
             raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._lock:
-            digest = _hash_post(user, events)
+            digest = b"" if id is None else _hash_post(user, events)
             if id is not None and id in self._post_ids:
                 if self._post_ids[id] != digest:
                     raise Refused(
@@ -266,7 +266,7 @@ class UserHistories:
     def _read_post(
         self, place: str, line: bytes, quarantined: list[dict[str, Any]]
     ) -> tuple[str, list[dict[str, Any]], str | None, bytes] | None:
-        """Return the user, the readable events, the id and the hash of a line of the journal; None if it is no post.
+        """Return the user, readable events, id and hash (empty without an id) of a line of the journal; None if it is no post.
 
         What cannot be read is added to `quarantined`.
         """
@@ -287,7 +287,8 @@ class UserHistories:
                 readable.append(event)
             else:
                 quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
-        return user, readable, id, _hash_post(user, [event for event in events if isinstance(event, dict)])
+        whole = [event for event in events if isinstance(event, dict)]
+        return user, readable, id, b"" if id is None else _hash_post(user, whole)
 
     def _renew_quarantined(self) -> None:
         """Write the file of quarantined entries anew, after some of them may have been deleted from the journal."""
@@ -315,7 +316,7 @@ class UserHistories:
 
 
 def _hash_post(user: str, events: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a hash of a post without the times of its events, which a repeated post of the present has not in common."""
+    """Return a hash of a post without the times of its events, which differ if events of the present are sent again."""
     content = [user, *({name: event.get(name) for name in ("item", "event", "values")} for event in events)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:8]
 

@@ -152,9 +152,8 @@ def load_folder(
         other_weights = load_file(folder / _OTHER_WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"{folder} is incomplete: {format_error(error)}; export the run again") from None
-    options = {
-        name: contents["options"][name] for name in (*_KEPT_OPTIONS, "tied") if name in contents["options"]
-    }
+    kept = (*_KEPT_OPTIONS, "tied")  # a foreign folder chooses no other options
+    options = {name: value for name, value in contents["options"].items() if name in kept}
     model = build_model(dict(config) | options | {"path": str(folder)}, codes, features, seed)
     absent, unknown = model.load_state_dict(other_weights, strict=False)
     absent = [name for name in absent if name.partition(".")[0] not in ("backbone", *_VOCABULARY_WEIGHTS)]

@@ -23,6 +23,12 @@ class StrictModel(BaseModel):
     )
 
 
+def describe_invalid(error: ValidationError) -> str:
+    """Return the first thing that is wrong with values, as `key.inner: reason`; the reason alone if it is about all of them."""
+    first = error.errors()[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 def find_wrong_option(target: Any, options: Mapping[str, Any]) -> tuple[str, str] | None:
     """Find the first option that does not fit its annotation, bounds such as `Annotated[float, Field(gt=0)]` included.
 

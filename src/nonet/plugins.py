@@ -32,6 +32,7 @@ from typing import Any, Generic, TypeVar
 
 from nonet.contracts import check_spec, find_entry_point, list_entry_points
 from nonet.errors import ConfigError
+from nonet.run_code import is_code_reference
 from nonet.suggest import suggest_inline
 from nonet.trust import ContentLoader, check_reference, list_trust, read_code
 
@@ -219,7 +220,7 @@ def _locate_reference(use: str, files: PluginFiles) -> str:
 
 def is_reference(use: str) -> bool:
     """Return whether `use` refers to something outside Nonet: a file, a module, an actor, a server or a store."""
-    return use.endswith(".py") or ":" in use
+    return is_code_reference(use)
 
 
 def load_heavy(path: str | Any) -> Any:

@@ -38,7 +38,8 @@ _MAX_ADDRESS_BYTES = 4096
 _ATTACHED = re.compile(rf"{SOURCES}/attached-[^/]+")
 _CODE_ENDINGS = (".py", ".pyc", ".so")
 _HASH_DIGITS = 32
-ENVIRONMENT = "env "  # the beginning of the reference that stands for the environment of a pool, or the token of a server
+ENVIRONMENT = "env "  # the beginning of the reference that stands for the values of `_USED_KEYS`
+_USED_KEYS = ("env", "token")  # the environment of a pool, and the variable whose value a server gets
 _LINK, _NO_FILE = "link", "missing"
 # Every text that may be imported: a file, or a module with a name. A text too many does no harm.
 _REFERENCE = re.compile(r"[^\n]*\.py(:[^\s/]+)?|[^\s:/]+:[^\s/:]+")
@@ -154,8 +155,8 @@ def _is_used_anyway(reference: str) -> bool:
     return reference.startswith(ENVIRONMENT) or bool(_SERVER.fullmatch(reference))
 
 
-def is_reference(use: str) -> bool:
-    """Return whether a text is a reference to code, as `list_references` finds it; nothing else is ever imported."""
+def has_reference_form(use: str) -> bool:
+    """Return whether `list_references` would find a text as a reference to code; nothing else is ever imported."""
     return bool(_REFERENCE.fullmatch(use))
 
 
@@ -170,7 +171,7 @@ def list_references(value: Any) -> set[str]:
     if isinstance(value, str):
         return {value} if _REFERENCE.fullmatch(value) or _SERVER.fullmatch(value) else set()
     if isinstance(value, dict):
-        kept = {name: value[name] for name in (ENVIRONMENT.strip(), "token") if value.get(name)}
+        kept = {name: value[name] for name in _USED_KEYS if value.get(name)}
         references = {f"{ENVIRONMENT}{_write_sorted(kept)}"} if kept else set[str]()
         return references.union(*(list_references(child) for entry in value.items() for child in entry))
     return set[str]().union(*map(list_references, value)) if isinstance(value, list | tuple) else set()

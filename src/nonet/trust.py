@@ -39,8 +39,8 @@ from nonet.run_code import (
     ENVIRONMENT,
     CodePart,
     find_part,
+    has_reference_form,
     is_code_reference,
-    is_reference,
     list_references,
     make_registry_part,
     needs_approval,
@@ -266,7 +266,7 @@ def check_reference(use: str, title: str, file: Path | None = None) -> None:
 
 def check_form(use: str, title: str) -> None:
     """Raise ConfigError for a text that guarded folders would not know as a reference to code."""
-    if not is_reference(use):
+    if not has_reference_form(use):
         raise ConfigError(
             f"{title}: {use!r} is no reference; write file.py:Name or package.module:Name, without blanks"
         )

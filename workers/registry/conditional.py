@@ -92,7 +92,7 @@ class MarkedFiles:
         self._files.write(name, content)
 
     def _check_mark(self) -> None:
-        """Check that the mark is that of this host, after leaving one if there is none."""
+        """Leave the mark of this host if there is none, and check that the mark is its own."""
         if not self._token_file.exists():
             write_whole(self._token_file, secrets.token_hex(8).encode())
         token = self._token_file.read_text(encoding="utf-8")

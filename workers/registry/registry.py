@@ -224,9 +224,8 @@ class VersionRegistry:
         """
         serving = self.serving
         followed = serving.followed
-        if (
-            followed is None
-        ):  # An older Nonet followed every checkpoint except those that an operator requested.
+        if followed is None:
+            # An older Nonet followed every checkpoint except those that an operator requested.
             followed_versions = [v for v in self.list_readable() if not v.source.get("asked")]
             followed = followed_versions[-1].source.get("commit") if followed_versions else None
         if followed == commit or self._find_refused(version.number, serving) is not None:
@@ -444,7 +443,7 @@ class VersionRegistry:
     def _store_serving(self, serving: ServingState) -> ServingState:
         """Store a changed serving state, as a step of `_change`, and return what was stored."""
         old = self.serving
-        serving = serving.as_successor(old)
+        serving = serving.make_successor(old)
         self._write_serving(serving)
         return serving
 

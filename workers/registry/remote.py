@@ -144,7 +144,7 @@ class RemoteRegistry(VersionRegistry):
 
         def push_serving() -> None:
             if self._remote_serving is None and (self.root / _SERVING).exists():
-                self._write_serving(self.serving.as_successor(self.serving))
+                self._write_serving(self.serving.make_successor(self.serving))
 
         self._change(push_serving)
 

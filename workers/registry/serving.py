@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nonet.atomic import write_whole
 from nonet.errors import CheckpointError, ConfigError
+from nonet.options import describe_invalid
 from nonet.workers.registry.version import VersionNumber
 
 _REMEMBERED_CHANGES = 32
@@ -118,8 +119,8 @@ class ServingState:
         all_refused = tuple(sorted({*self.refused, *refused} - {target}))
         return replace(self, default=target, shares={}, salts={}, refused=all_refused, turn=self.turn + 1)
 
-    def as_successor(self, old: ServingState) -> ServingState:
-        """Return this state as the one that replaces another: with its turn and a name of this change."""
+    def make_successor(self, old: ServingState) -> ServingState:
+        """Return this state as the one that follows another: with the next turn, and a name of this change."""
         changes = (*old.changes, secrets.token_hex(8))[-_REMEMBERED_CHANGES:]
         return replace(self, turn=old.turn + 1, changes=changes)
 
@@ -162,10 +163,8 @@ class ServingState:
         try:
             serving = _SCHEMA.validate_json(text, strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
             raise CheckpointError(
-                f"{source_name} does not say which version is served: {key}{': ' if key else ''}{first['msg']}"
+                f"{source_name} does not say which version is served: {describe_invalid(error)}"
             ) from None
         problem = ""
         if missing := [name for name in _FIRST_FIELDS if name not in json.loads(text)]:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from nonet.atomic import write_whole
 from nonet.errors import CheckpointError
+from nonet.options import describe_invalid
 
 FORMAT = 1
 FULL, DELTA = "full", "delta"
@@ -140,9 +141,7 @@ class Version:
                 raise CheckpointError(f"{title} is not a complete version: its checksum does not match")
             version = _SCHEMA.validate_json(json.dumps(body), strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise CheckpointError(f"{title} is not a complete version: {key}: {first['msg']}") from None
+            raise CheckpointError(f"{title} is not a complete version: {describe_invalid(error)}") from None
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise CheckpointError(
                 f"{title} is not a complete version: {type(error).__name__}: {error}"

@@ -135,19 +135,15 @@ def _compare_updates(calm: RunFolder, disturbed: RunFolder, free_stages: Collect
 
 
 def _count_updates(run: RunFolder, stage: str) -> dict[int, tuple[int, int]]:
-    """Return the steps of a stage, and the updates that the optimizer counts, at each of its readable checkpoints."""
+    """Return (steps of a stage, updates that its optimizer counts) of each readable checkpoint, by global step."""
     counts = {}
     for step, manifest in _read_manifests(run).items():
         files = [name for name in manifest["files"] if _OPTIMIZER.fullmatch(name)]
         if manifest["stage"] == stage and manifest["stage_step"] and files:
             try:
                 updates = [_read_updates(run.checkpoints / f"step-{step:06d}" / name) for name in files]
-            except (
-                OSError,
-                NonetError,
-                SafetensorError,
-            ):  # `_compare_checkpoints` says that it cannot be read
-                continue
+            except (OSError, NonetError, SafetensorError):
+                continue  # `_compare_checkpoints` says that it cannot be read
             if max(updates):
                 counts[step] = (manifest["stage_step"], max(updates))
     return counts

@@ -57,7 +57,7 @@ def build_kuberay_files(request: ManifestRequest) -> dict[str, str]:
 def build_network_policy(
     name: str, pod_labels: Mapping[str, str], open_ports: Iterable[int]
 ) -> dict[str, Any]:
-    """Build the policy by which only pods with some labels reach each other, apart from open ports.
+    """Build the policy by which pods with some labels are reached by each other only, apart from open ports.
 
     The connections of gloo, NCCL and HCCL between trainers have no token.
 

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from nonet import yaml
 from nonet.deploy.serving.access import CallerResolver
 from nonet.errors import ConfigError
-from nonet.options import StrictModel
+from nonet.options import StrictModel, describe_invalid
 from nonet.suggest import suggest_sentence
 from nonet.workers.devices import get_device as find_device
 
@@ -285,5 +285,4 @@ def read_config(path: Path | None) -> ServeConfig:
     try:
         return ServeConfig(**values)
     except ValidationError as error:
-        first_error = error.errors()[0]
-        raise ConfigError(f"{path}: {'.'.join(map(str, first_error['loc']))}: {first_error['msg']}") from None
+        raise ConfigError(f"{path}: {describe_invalid(error)}") from None

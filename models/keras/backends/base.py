@@ -20,11 +20,8 @@ from nonet.errors import ConfigError
 from nonet.plugins import PluginRegistry
 
 Function = Callable[..., Any]
-_OLDEST = (
-    3,
-    13,
-    2,
-)  # earlier versions load code of a configuration in safe mode (CVE-2025-9906, CVE-2025-8747, CVE-2026-1462)
+# Earlier versions load code of a configuration in safe mode (CVE-2025-9906, CVE-2025-8747, CVE-2026-1462).
+_OLDEST = (3, 13, 2)
 
 
 class KerasBackend:
