@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from served_run import TrainedRun
 from starlette.testclient import TestClient
 
-from nonet.deploy.serving.access import AccessPolicy, CallerResolver
+from nonet.deploy.serving.access import AccessPolicy, CallerResolver, limits
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.errors import ConfigError
@@ -23,6 +25,8 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def opened(served, monkeypatch):
+    """Builds clients of servers whose limits are counted by a clock that stands still."""
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: 100.0))
     apps = []
 
     def make(local=True, write="", read="", peer="127.0.0.1", **settings):
