@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PositiveInt, ValidationError
 
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, find_verb_limit, load_scenario
@@ -26,7 +26,6 @@ class ReadingFacts(StrictModel):
         results: Dotted path of the class that reads what was predicted for the test events (`ModelSpec.results`).
         stages: Names of the stages.
         metrics: Names of the metrics.
-        own_metrics: Those of the metrics that code of the run computes.
         lower_is_better: Those for which lower values are better.
         target: The stage whose target labels events; None if there is none.
         most_users: The number of users that were tested at most; None for all.
@@ -37,12 +36,16 @@ class ReadingFacts(StrictModel):
     results: str
     stages: list[str]
     metrics: list[str]
-    own_metrics: list[str]
     lower_is_better: list[str]
     target: str | None
-    most_users: int | None
+    most_users: PositiveInt | None
     seed: int
     limits: dict[str, str]
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """Those of the metrics that code of the run computes."""
+        return list(filter(is_reference, self.metrics))
 
     @classmethod
     def from_scenario(cls, scenario: Scenario) -> ReadingFacts:
@@ -53,7 +56,6 @@ class ReadingFacts(StrictModel):
             results=spec.results,
             stages=list(scenario.stages),
             metrics=metrics,
-            own_metrics=list(filter(is_reference, metrics)),
             lower_is_better=sorted(filter(spec.is_lower_better, metrics)),
             target=next(iter(get_targets(scenario)), None),
             most_users=scenario.evaluate.most_users,

@@ -84,7 +84,8 @@ class TestedRun:
         if limit := kinds.limits.get("report --compare"):
             raise ConfigError(f"report --compare: {run.id} {limit}")
         seq = Sequences.load(Path(fetch_artifacts(facts["artifacts"])["sequences"]))
-        results = load_heavy(kinds.results)(seq, kinds.target, kinds.most_users, kinds.seed)
+        with refuse_damage(run.results / "tokenise.json"):
+            results = load_heavy(kinds.results)(seq, kinds.target, kinds.most_users, kinds.seed)
         return cls(
             run,
             metrics,

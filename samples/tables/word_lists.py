@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[+-]?\d+")
 _GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(,\d{3})*")
 _BRACKETS = ("[]", "()", "{}")
 _NUMPY_LIST = re.compile(r"""\[\s*('[^']*'|"[^"]*")(\s+('[^']*'|"[^"]*"))+\s*\]""")
-_PLAIN_WORD = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^,"\[\]{}]*)\s*(,|$)""")
+_PLAIN_WORD = re.compile(r"""\s*+("(?:[^"\\]|\\.)*+"|'[^']*+'|[^,"\[\]{}]*+)\s*+(,|$)""")
 _QUOTED = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _EXAMINED_TEXTS = 20_000
 """The number of texts from which `are_lists` decides."""

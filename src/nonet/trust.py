@@ -253,9 +253,12 @@ def check_reference(use: str, title: str, file: Path | None = None) -> None:
         file: The file that it names.
 
     Raises:
-        ConfigError: The scenario of a guarded folder names it, and is not approved; or it has not this form.
+        ConfigError: The scenario of a guarded folder names it, and is not approved; it has not this form; or this command
+            imports no code, and it names a file.
     """
     check_form(use, title)
+    if file is not None and not _settings["imports"]:
+        raise ConfigError(f"{title}: {use} is code, which this command does not run")
     for folder, references in _guarded.items():
         if use not in references or (folder in _views and not folder.exists()):
             continue

@@ -137,7 +137,7 @@ def own_kinds(ring, events, tmp_path, monkeypatch):
     run = folder_of(ring, tmp_path / "own", pretrain=np.full(events, 30))
     scenario, _ = load_scenario(run.scenario)
     reading = ReadingFacts.from_scenario(scenario).model_copy(
-        update={"metrics": ["recall@5", "own.py:HIT@3"], "own_metrics": ["own.py:HIT@3"]}
+        update={"metrics": ["recall@5", "own.py:HIT@3"]}
     )
     reading.store(run, run.read_facts() or {})
     (run.path / "sources").mkdir()
@@ -161,17 +161,34 @@ def test_a_run_with_kinds_of_its_own_is_compared_without_importing_them(own_kind
     assert not (tmp_path / "mark").exists()
 
 
+def test_a_file_outside_of_a_run_that_its_facts_name_is_not_imported(own_kinds, run, typed, tmp_path):
+    (tmp_path / "elsewhere.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w').close()\n")
+    facts = own_kinds.read_facts()
+    facts["reading"]["metrics"] = ["recall@5", f"{tmp_path / 'elsewhere.py'}:HIT@3"]
+    own_kinds.write_facts(facts)
+    assert typed("report", run.path, "--compare", own_kinds.path)[0] == 0
+    assert not (tmp_path / "mark").exists()
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("changed", "said"),
     [
-        ("results", "subprocess:getoutput", "reads results by code of its own (subprocess:getoutput)"),
-        ("seed", "1", "results/tokenise.json, reading.seed: Input should be a valid integer"),
-        ("limits", {"report --compare": "has a kind that does not"}, "own has a kind that does not"),
+        (
+            {"results": "subprocess:getoutput"},
+            "reads results by code of its own (subprocess:getoutput)",
+        ),
+        ({"seed": "1"}, "results/tokenise.json, reading.seed: Input should be a valid integer"),
+        ({"most_users": -1}, "results/tokenise.json, reading.most_users: Input should be greater than 0"),
+        (
+            {"results": "nonet.models.clicks:ClickResults", "target": "elsewhere"},
+            "results/tokenise.json is damaged",
+        ),
+        ({"limits": {"report --compare": "has a kind that does not"}}, "own has a kind that does not"),
     ],
 )
-def test_what_a_run_says_of_its_kinds_is_not_believed_blindly(own_kinds, run, refused, key, value, said):
+def test_what_a_run_says_of_its_kinds_is_not_believed_blindly(own_kinds, run, refused, changed, said):
     facts = own_kinds.read_facts()
-    facts["reading"][key] = value
+    facts["reading"] |= changed
     own_kinds.write_facts(facts)
     assert said in refused("report", own_kinds.path, "--compare", run.path)
 

@@ -214,3 +214,8 @@ def test_what_holds_no_words_is_one_line(column):
     ) as caught:
         categories(column)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unfinished_list_of_very_many_blanks_is_refused_at_once():
+    with pytest.raises(DataError):
+        categories(pa.array(["{" + " " * 100_000 + '"a}', "{a,b}"]))
