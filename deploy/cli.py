@@ -75,6 +75,8 @@ def main() -> None:
         sys.exit(exit_request.exit_code)
     except typer.Abort:
         sys.exit(130)
+    except MemoryError:
+        _exit_with_error(NonetError("the memory of this machine does not suffice for a file of this command"))
     except OSError as error:
         if is_disk_full(error):
             place = f" of {error.filename}" if error.filename else ""

@@ -92,15 +92,15 @@ class World:
         )
         world = self
 
-        class SlowFile(io.FileIO):
+        class SlowReader(io.BufferedReader):
             """A file that is read in two parts."""
 
-            def readall(self) -> bytes:
-                content = self.read(world.draw.randrange(1, 200)) or b""
+            def read(self, size: int | None = -1) -> bytes:
+                content = super().read(world.draw.randrange(1, 200)) or b""
                 world.stop()
-                return content + super().readall()
+                return content + super().read()
 
-        monkeypatch.setattr(journal, "FileIO", SlowFile)
+        monkeypatch.setattr(journal, "open_file", lambda path: SlowReader(io.FileIO(path)))
 
     # --- the clock, as `nonet.journal` reads it -----------------------------------------------------------------------
 

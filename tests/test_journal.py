@@ -234,6 +234,22 @@ def test_a_journal_that_is_closed_or_read_only_refuses_lines(tmp_path):
             closed.append(b"1")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_stands_in_the_place_of_a_journal_is_neither_read_for_ever_nor_changed(tmp_path, kind):
+    other, path = tmp_path / "mine.txt", tmp_path / "events.jsonl"
+    other.write_bytes(b"a line\nand no line break")
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(other)
+    with pytest.raises(
+        ConfigError, match=r"events\.jsonl is a link or no regular file, so nothing is appended"
+    ):
+        LineJournal(path)
+    assert other.read_bytes() == b"a line\nand no line break"
+    if kind == "pipe":
+        with pytest.raises(ConfigError, match="is no regular file"):
+            read(path)
+
+
 # --- power losses -----------------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def bench_repeat(seeds: list[int]) -> dict[str, Any]:
 
 
 def bench_storage(seeds: list[int], rounds: int = 5) -> dict[str, Any]:
-    """Run the pretraining of the quickstart in a folder and in a bucket of an S3 server of this machine, in turn; ratio of the medians."""
+    """Run the quickstart's pretraining in a folder and in a bucket of a server of this machine, in turn; ratio of the medians."""
     changes = (f"seed={seeds[0]}", _PRETRAIN)
     times: dict[str, list[float]] = {"folder": [], "bucket": []}
     with tempfile.TemporaryDirectory() as folder, _serve_bucket(Path(folder)) as environment:

@@ -20,9 +20,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from nonet.atomic import make_folder, sync, write_whole
+from nonet.atomic import make_folder, open_file, read_json, sync, write_whole
 from nonet.background import Written
 from nonet.errors import CheckpointError, ConfigError
 from nonet.storage import fetch, find_copy, find_digest, remove
@@ -244,9 +243,8 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: The manifest is missing, damaged or of another format.
     """
     try:
-        fields: dict[str, Any] = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        manifest = Manifest(**fields)
-    except (OSError, ValueError, TypeError) as error:
+        manifest = Manifest(**read_json(path / "manifest.json"))
+    except (OSError, ConfigError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a complete checkpoint: {type(error).__name__}: {error}"
         ) from None
@@ -277,7 +275,7 @@ def _get_cached_digest(path: Path, *_file_state: int) -> str:
 
 
 def _compute_digest(path: Path) -> str:
-    with path.open("rb") as source:
+    with open_file(path) as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 

@@ -12,7 +12,7 @@ import secrets
 import time
 from typing import Any
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, read_json, write_whole
 from nonet.controller.record.journal import encode_record, read_intact_records
 from nonet.controller.record.run_folder import RunFolder
 from nonet.journal import LineJournal
@@ -47,7 +47,7 @@ class CommandQueue:
         """Return the answer to a command, `{"state": "taken" | "refused", "text"}`, or None while there is none."""
         path = self._folder / f"{command_id}.answer.json"
         receive_command(path)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
     def list_waiting(self) -> list[dict[str, Any]]:
         """Return the commands without an answer, oldest first.
@@ -65,7 +65,7 @@ class CommandQueue:
             state = "refused" if "refused" in recorded else "taken"
             self.reply(command_id, state, recorded.get("refused", recorded.get("text", "")))
         return [
-            json.loads((self._folder / f"{command_id}.asked.json").read_text(encoding="utf-8"))
+            read_json(self._folder / f"{command_id}.asked.json")
             for command_id in waiting_ids
             if command_id not in recorded_by_id
         ]

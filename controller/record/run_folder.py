@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import make_folder, read_json, refuse_damage, write_whole
+from nonet.atomic import make_folder, open_file, read_json, refuse_damage, write_whole
 from nonet.controller.record.folder_lock import HOLDER, LOCK, FolderLock, lock_folder
 from nonet.errors import ConfigError
 from nonet.storage import (
@@ -157,7 +157,12 @@ class RunFolder:
         """
         facts = self.read_json(_FACTS)
         with refuse_damage(self.path / _FACTS):
-            return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
+            if facts is None:
+                return None
+            facts = self._change_artifact_paths(facts, self._make_absolute)
+            if "sequences" not in facts["artifacts"]:
+                raise ValueError("it names no sequences")
+            return facts
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
@@ -175,10 +180,11 @@ class RunFolder:
         facts = self.read_json(_FACTS)
         if facts is None:
             return None
-        hashes = sorted(str(artifact.get("sha256")) for artifact in facts.get("artifacts", {}).values())
+        with refuse_damage(self.path / _FACTS):
+            hashes = sorted(str(artifact.get("sha256")) for artifact in facts.get("artifacts", {}).values())
         first_line = b""
         if self.metrics.exists():
-            with self.metrics.open("rb") as file:
+            with open_file(self.metrics) as file:
                 first_line = file.readline(_MAX_LINE_BYTES)
         return {
             "run": self.id,
@@ -187,9 +193,16 @@ class RunFolder:
         }
 
     def read_catalogues(self) -> list[dict[str, Any]]:
-        """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths."""
+        """Return the versions of the catalogue after the first, oldest first, with absolute artifact paths.
+
+        Raises:
+            ConfigError: Their file is damaged.
+        """
         stored = self.read_json(CATALOGUES) or {"versions": []}
-        return [self._change_artifact_paths(version, self._make_absolute) for version in stored["versions"]]
+        with refuse_damage(self.path / CATALOGUES):
+            return [
+                self._change_artifact_paths(version, self._make_absolute) for version in stored["versions"]
+            ]
 
     def write_catalogues(self, versions: Iterable[Mapping[str, Any]]) -> None:
         """Write the versions of the catalogue after the first, oldest first, with paths relative to the run."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import write_whole
+from nonet.atomic import read_content, write_whole
 from nonet.journal import LineJournal
 from nonet.workers.runtime import ActorGroup
 
@@ -139,7 +139,7 @@ class ChromeTrace:
 def open_trace(path: Path) -> ChromeTrace:
     """Open the trace of a run for appending; a trace that an earlier part of the run closed is continued."""
     if path.exists():
-        content = path.read_bytes()
+        content = read_content(path)
         lines = content[: content.rfind(b"\n") + 1].rstrip()
         if lines and not lines.endswith((b",", b"[")):  # closed: remove the end of the array
             write_whole(path, lines.removesuffix(b"]").rstrip() + b",\n")

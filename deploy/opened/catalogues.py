@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from nonet.atomic import refuse_damage
 from nonet.controller.record import CATALOGUES, RunFolder, fetch_artifacts
 from nonet.models.generation import Corpus
 
@@ -60,10 +61,11 @@ class CatalogueVersions:
             return self._listed[:1]
         state = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if state != self._listed_state:
-            later = [
-                (catalogue["version"], fetch_artifacts(catalogue["artifacts"]))
-                for catalogue in self._folder.read_catalogues()
-            ]
+            with refuse_damage(path):
+                later = [
+                    (catalogue["version"], fetch_artifacts(catalogue["artifacts"]))
+                    for catalogue in self._folder.read_catalogues()
+                ]
             self._listed = [*self._listed[:1], *later]
             self._listed_state = state
         return self._listed

@@ -53,7 +53,7 @@ class HeldOutClicks:
         seed: int,
         select: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
-        target = target or list(seq.targets)[0]
+        target = target or next(iter(seq.targets), "")
         self._seed, events = seed, seq.find_split_events(split)
         self.index_by_task, self.user_by_task, self.label_by_task = {}, {}, {}
         for task, name in {"": target, **find_tasks(target, seq.targets)}.items():

@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 
 from nonet.errors import ConfigError
 
-_MAX_JSON_BYTES = 256 << 20  # far more than any JSON file of a run has
+_MAX_CONTENT_BYTES = 256 << 20  # far more than any file of a run that is read at once has
 _SHOWN_CHARACTERS = 200  # of the cause of a damage
 _DAMAGE = (
     TypeError,
@@ -108,20 +108,24 @@ def open_file(path: Path) -> BufferedReader:
     return BufferedReader(file)
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file.
+def read_content(path: Path) -> bytes:
+    """Return the content of a file that is read at once, such as one with settings.
 
     Raises:
-        ConfigError: It is no regular file, is not JSON, or has more than 256 MiB.
+        ConfigError: It is no regular file, or has more than 256 MiB.
         FileNotFoundError: There is no such file.
     """
     with open_file(path) as file:
-        is_too_large = os.fstat(file.fileno()).st_size > _MAX_JSON_BYTES
-        content = b"" if is_too_large else file.read()
-    if is_too_large:
-        raise ConfigError(
-            f"{path} has more than {_MAX_JSON_BYTES >> 20} MiB; put it back from a copy, or remove it"
-        )
+        if os.fstat(file.fileno()).st_size > _MAX_CONTENT_BYTES:
+            raise ConfigError(
+                f"{path} has more than {_MAX_CONTENT_BYTES >> 20} MiB; put it back from a copy, or remove it"
+            )
+        return file.read()
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file. Raises ConfigError if it is not JSON, and errors as `read_content`."""
+    content = read_content(path)
     with refuse_damage(path):
         return json.loads(content.decode())
 

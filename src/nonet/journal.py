@@ -16,16 +16,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import make_folder, sync
+from nonet.atomic import make_folder, open_file, sync
 from nonet.errors import DISK_FULL_ERRNOS, ConfigError, DeadlineExceeded, NonetError
 
 _SEGMENT_BYTES = 64 << 20
@@ -144,7 +145,7 @@ class LineJournal:
         """
         try:
             # Opened before the sealed segments are listed, so that it is either among them or newer than all of them.
-            open_segment = FileIO(self.path)
+            open_segment = open_file(self.path)
         except FileNotFoundError:
             open_segment = None
         with open_segment or nullcontext():
@@ -154,7 +155,8 @@ class LineJournal:
                 sealed = again
             for path in sealed:
                 try:
-                    content = path.read_bytes()
+                    with open_file(path) as segment:
+                        content = segment.read()
                 except FileNotFoundError:  # its retention has ended
                     continue
                 yield from self._iterate_segment(path, content)
@@ -201,8 +203,15 @@ class LineJournal:
 
     def _open(self) -> None:
         """Open the file at `path` for appending in place of the open one; create it if it is missing."""
-        file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR, 0o644)
         try:
+            file = os.open(self.path, os.O_APPEND | os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+        except OSError:
+            if self.path.is_symlink():
+                raise self._make_refusal() from None
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise self._make_refusal()
             # Names must survive a power loss, also of what another process sealed and created before it was killed. The
             # sealed name comes first: the other folder loses the name of that segment.
             if self._options is not None and self._sealed_folder.is_dir():
@@ -213,6 +222,12 @@ class LineJournal:
             raise
         self._close_segment()
         self._file = file
+
+    def _make_refusal(self) -> ConfigError:
+        """Return the error that there is something else than a file of this journal at its path."""
+        return ConfigError(
+            f"{self.path} is a link or no regular file, so nothing is appended to it; remove it"
+        )
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -269,11 +284,13 @@ class LineJournal:
 
     def _cut_torn_line(self) -> int:
         """Remove a torn line at the end, and return the size of the open segment."""
-        stat = os.fstat(self._file)
-        size = _find_line_end(self._file, stat.st_size)
-        if torn_bytes := stat.st_size - size:
+        status = os.fstat(self._file)
+        size = _find_line_end(self._file, status.st_size)
+        if torn_bytes := status.st_size - size:
             os.ftruncate(self._file, size)
-            os.utime(self._file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the lines are as old as they were
+            os.utime(
+                self._file, ns=(status.st_atime_ns, status.st_mtime_ns)
+            )  # the lines are as old as they were
             self.cut_bytes += torn_bytes
             text = "%s: removed an incomplete line of %d bytes, which was never acknowledged"
             _log.warning(text, self.path, torn_bytes)
@@ -353,7 +370,7 @@ def _find_line_end(file: int, size: int) -> int:
     return 0
 
 
-def _read_whole_lines(file: FileIO) -> bytes:
+def _read_whole_lines(file: BufferedReader) -> bytes:
     """Return the complete lines of an open file.
 
     It is read until two contents agree, because a torn line may be removed and another one written in its place meanwhile.
@@ -361,7 +378,7 @@ def _read_whole_lines(file: FileIO) -> bytes:
     content = None
     while True:
         file.seek(0)
-        again = file.readall()
+        again = file.read()
         if content is not None and again.startswith(content):
             return content
         content = again[: again.rfind(b"\n") + 1]

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nonet import yaml
-from nonet.atomic import read_json, refuse_damage
+from nonet.atomic import open_file, read_json, refuse_damage
 from nonet.errors import ConfigError
 from nonet.journal import LineJournal
 
@@ -98,7 +98,7 @@ def read_registry_address(file: Path) -> str:
     """
     if not file.exists():
         return ""
-    with file.open("rb") as source:
+    with open_file(file) as source:
         content = source.read(_MAX_ADDRESS_BYTES + 1)
     address = content.decode("utf-8", "replace").strip()
     if len(content) > _MAX_ADDRESS_BYTES or not address.isprintable():
@@ -209,7 +209,10 @@ def _hash_file(file: Path) -> str:
     """Return the SHA-256 of a file; a word for a link and for what is no file."""
     if file.is_symlink():
         return _LINK
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else _NO_FILE
+    if not file.is_file():
+        return _NO_FILE
+    with open_file(file) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _read_references(folder: Path) -> set[str]:
@@ -221,8 +224,7 @@ def _read_references(folder: Path) -> set[str]:
         except ConfigError:  # whoever loads the scenario reports it
             references.add("scenario.yaml is not valid YAML")
     if (folder / "export.json").is_file():
-        description = json.loads((folder / "export.json").read_text(encoding="utf-8"))
-        references |= list_references(select_export_settings(description))
+        references |= list_references(select_export_settings(read_json(folder / "export.json")))
     return references
 
 

@@ -10,7 +10,10 @@ import io
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from nonet.atomic import read_content
 from nonet.errors import ConfigError
+
+_MAX_VALUES = 1_000_000  # that a document may stand for when its aliases are written out
 
 
 def _make_yaml() -> Any:
@@ -39,18 +42,39 @@ def parse(text: str, source: str = "text") -> Any:
         source: Where the document comes from, for messages.
 
     Raises:
-        ConfigError: The text is not valid YAML; the message has line and column.
+        ConfigError: The text is not valid YAML; the message has line and column. Or its aliases stand for very many values.
     """
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return _make_yaml().load(text)
+        document = _make_yaml().load(text)
+        if _count_values(document, {}) > _MAX_VALUES:
+            raise ConfigError(
+                f"{source}: its aliases (*name) stand for more than {_MAX_VALUES:,} values; write fewer of them"
+            )
+        return document
     except RecursionError:
         raise ConfigError(f"{source}: not valid YAML: brackets are nested too deeply") from None
     except MarkedYAMLError as error:
         raise ConfigError(f"{source}: not valid YAML at {_format_problem(error)}") from None
     except YAMLError as error:
         raise ConfigError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _count_values(value: Any, counts: dict[int, int]) -> int:
+    """Return the number of values in a document, each alias counted like what it stands for.
+
+    Args:
+        value: The document, or a part of it.
+        counts: The numbers of the maps and lists that were counted before, by their `id`.
+    """
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counts:
+        counts[id(value)] = _MAX_VALUES  # while it is counted, for what contains itself
+        parts = value if isinstance(value, list) else [part for entry in value.items() for part in entry]
+        counts[id(value)] = 1 + sum(_count_values(part, counts) for part in parts)
+    return counts[id(value)]
 
 
 def locate_values(text: str) -> dict[tuple[str, ...], int]:
@@ -96,7 +120,7 @@ def read(path: Path) -> Any:
         ConfigError: There is no such file, or it is not valid YAML.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(read_content(path).decode(), str(path))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (IsADirectoryError, UnicodeDecodeError) as error:

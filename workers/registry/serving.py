@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from nonet.atomic import write_whole
+from nonet.atomic import read_content, write_whole
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import describe_invalid
 from nonet.workers.registry.version import VersionNumber
@@ -144,7 +144,7 @@ class ServingState:
             CheckpointError: The file is damaged.
         """
         try:
-            text = path.read_bytes()
+            text = read_content(path)
         except FileNotFoundError:
             return cls()
         return cls.parse(text, str(path))

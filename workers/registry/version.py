@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from nonet.atomic import write_whole
-from nonet.errors import CheckpointError
+from nonet.atomic import read_content, write_whole
+from nonet.errors import CheckpointError, ConfigError
 from nonet.options import describe_invalid
 
 FORMAT = 1
 FULL, DELTA = "full", "delta"
+_YEAR_10000_S = 253_402_300_800  # unix seconds, of which a later one is no date
 VersionNumber = Annotated[int, Field(ge=1)]
 _SOURCE_TYPES: dict[str, type | tuple[type, ...]] = {
     "run": str,
@@ -45,7 +45,7 @@ def _check_source(source: dict[str, Any]) -> dict[str, Any]:
         value = source.get(name)
         if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
             raise ValueError(f"{name} is {value!r}")
-    if not math.isfinite(source.get("published") or 0):
+    if not 0 <= (source.get("published") or 0) < _YEAR_10000_S:
         raise ValueError(f"published is {source['published']}")
     return source
 
@@ -111,8 +111,8 @@ class Version:
             CheckpointError: The manifest is missing, damaged or of another format.
         """
         try:
-            content = path.read_bytes()
-        except OSError as error:
+            content = read_content(path)
+        except (OSError, ConfigError) as error:
             raise CheckpointError(
                 f"{path} is not a complete version: {type(error).__name__}: {error}"
             ) from None

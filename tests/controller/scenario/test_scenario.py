@@ -282,3 +282,12 @@ def test_brackets_that_are_nested_too_deeply_are_one_line():
     for value in ("[" * 3000 + "]" * 3000, "{a: " * 3000 + "1" + "}" * 3000):
         with pytest.raises(ConfigError, match=r"not valid YAML: brackets are nested too deeply"):
             load_scenario("quickstart", [f"data.where={value}"])
+
+
+def test_aliases_that_stand_for_very_many_values_are_refused_at_once():
+    bomb = "a0: &a0 [1, 2]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+    )
+    with pytest.raises(ConfigError, match=r"stand for more than 1,000,000 values"):
+        yaml.parse(bomb)
+    assert yaml.parse("a: &a [1, 2]\nb: *a") == {"a": [1, 2], "b": [1, 2]}

@@ -58,6 +58,8 @@ BLOB = "0" * 64
         {"catalogue": None},
         {"source": {"published": "today"}},
         {"source": {"published": float("nan")}},
+        {"source": {"published": 1e18}},
+        {"source": {"published": 10**400}},
         {"source": {"step": "../9"}},
         {"source": []},
         {"kind": "whole"},
