@@ -61,7 +61,10 @@ def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) ->
     """
     chunks = {name: plan.find_chunk(name, "trainer") for name in scenario.stages}
     data, first_step = facts["data"], facts["init"]["step"] if "init" in facts else 0
-    stages = make_stage_setups(scenario, data["users"], data["trained_events"], chunks, first_step)
+    # Facts of earlier versions have no labelled events; a resumed run keeps its number of steps.
+    stages = make_stage_setups(
+        scenario, data["users"], data["trained_events"], chunks, first_step, data.get("labelled_events")
+    )
     check_validation_interval(scenario, {name: stage.steps for name, stage in stages.items()})
     return stages
 

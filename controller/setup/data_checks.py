@@ -30,7 +30,7 @@ from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import describe_lists, measure_profile
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.sequences import TRAIN, EventTotals, Sequences
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tables import describe_rewritten_ids, find_parquet
 from nonet.suggest import suggest_sentence
@@ -114,7 +114,10 @@ def check_data(
 
 def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
     """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
-    setups = make_stage_setups(scenario, users=len(seq), events=int((seq.split == TRAIN).sum()))
+    totals = EventTotals.from_sequences(seq)
+    setups = make_stage_setups(
+        scenario, users=len(seq), events=totals.events[TRAIN], labelled=totals.labelled
+    )
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)

@@ -236,6 +236,7 @@ def make_stage_setups(
     events: int,
     chunks: Mapping[str, int | None] | None = None,
     first_step: int = 0,
+    labelled: Mapping[str, int] | None = None,
 ) -> dict[str, StageSetup]:
     """Return the settings of every stage, with its number of steps, by its name.
 
@@ -245,13 +246,16 @@ def make_stage_setups(
         events: The number of training events.
         chunks: The planned chunk size of a trainer, by stage; by default the chunk size of the scenario.
         first_step: The global step at which the run starts, which is above 0 after a warm start.
+        labelled: The number of training events that each target labels, by stage; by default all events.
     """
     setups: dict[str, StageSetup] = {}
-    data_rows = events if scenario.model.spec.rows == "events" else users
     base_lr = _make_schedule(next(iter(scenario.stages.values())).lr).peak
     size = derive_model_size(scenario)
     for name, stage in scenario.stages.items():
-        epoch_rows = count_epoch_rows(scenario, name, data_rows)
+        of_events = scenario.model.spec.rows == "events"
+        epoch_rows = count_epoch_rows(
+            scenario, name, (labelled or {}).get(name, events) if of_events else users
+        )
         lengths = stage.kind.compute_lengths(stage, epoch_rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead

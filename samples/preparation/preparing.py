@@ -58,7 +58,14 @@ from nonet.samples.sequences import (
     parse_min_events,
     select_carried_columns,
 )
-from nonet.samples.tables import as_numbers, check_columns, compute_keys, read_items, read_parquet_schema
+from nonet.samples.tables import (
+    as_numbers,
+    check_columns,
+    compute_keys,
+    read_items,
+    read_parquet_schema,
+    refuse_internal_columns,
+)
 
 _PARTITION_ROWS = 1 << 21  # number of rows per partition; each thread holds one partition in memory
 _MAX_THREADS = 4
@@ -123,6 +130,7 @@ def prepare_sequences(
     changes = changes or LogChanges()
     table_format = changes.extend_format(options.table_format)
     log = EventLog(options.interactions, table_format, *([slice_rows] if slice_rows else []))
+    refuse_internal_columns(log.names, f"interactions {options.interactions}")
     item_files = options.list_item_files()
     inputs = [changes.flat_format, log.compute_hash(), item_files, options.to_fingerprint(), partition_rows]
     labels = changes.open_labels(options.table_format)

@@ -21,6 +21,7 @@ class EventTotals:
         tested: Number of users with a TEST event.
         target: Number of TEST events that match the first target; None if there is no target.
         taught: Number of TRAIN events that match each target, by stage.
+        labelled: Number of TRAIN events that each target labels, by stage.
         first: Unix seconds of the oldest TRAIN event.
         last: Unix seconds of the newest TRAIN event.
         duplicates: Number of events with the same user, item and second as an earlier one.
@@ -30,6 +31,7 @@ class EventTotals:
     tested: int = 0
     target: int | None = None
     taught: dict[str, int] = field(default_factory=dict)
+    labelled: dict[str, int] = field(default_factory=dict)
     first: int = _INT64.max
     last: int = _INT64.min
     duplicates: int = 0
@@ -52,6 +54,7 @@ class EventTotals:
         self.tested += int(has_test.sum())
         for name in part.targets:
             self.taught[name] = self.taught.get(name, 0) + int((part.find_targets(name) & train).sum())
+            self.labelled[name] = self.labelled.get(name, 0) + int((part.find_labelled(name) & train).sum())
         for name in list(part.targets)[:1]:  # the first target, if there is any
             self.target = (self.target or 0) + int((part.find_targets(name) & test).sum())
         times = part.time[train]
@@ -73,12 +76,14 @@ class EventTotals:
         Returns:
             "train_span_s": seconds from the oldest to the newest event. "train_spread": standard deviation of the users' numbers
             of events divided by their mean. "trained_share": share of the events that match each target, by stage.
+            "labelled_events": number of the events that each target labels, by stage.
         """
         lengths, train_events = seq.train_lengths, self.events[TRAIN]
         return {
             "train_span_s": self.last - self.first if train_events else 0,
             "train_spread": float(lengths.std() / max(1e-9, lengths.mean())),
             "trained_share": {stage: count / max(1, train_events) for stage, count in self.taught.items()},
+            "labelled_events": self.labelled,
         }
 
 

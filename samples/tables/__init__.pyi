@@ -50,6 +50,7 @@ from .tables import check_items as check_items  # pyright: ignore[reportUnknownV
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import refuse_internal_columns as refuse_internal_columns
 from .tables import replace_column as replace_column  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import split_categories as split_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .times import UNIT_NAMES as UNIT_NAMES

@@ -15,6 +15,8 @@ ROLES = {"user": "user_id", "item": "item_id", "time": "timestamp", "event": "ev
 """Nonet's name of the column that has each role."""
 FRACTION = "fraction of a second:"
 """The column of the nanoseconds, int64, between the second of a row's timestamp and its time."""
+INTERNAL = (FRACTION, "fine time:", "unix time_s", "label time:", "label end:", "repeat:", "row:")
+"""Starts of the names of columns that Nonet adds to a log, which a column of the user must not have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow.compute
 from nonet.errors import ConfigError, DataError
 from nonet.samples.tables.ids import describe_rewritten_ids
 from nonet.samples.tables.paths import read_parquet
-from nonet.samples.tables.table_format import FRACTION, ROLES, Columns, to_table_format
+from nonet.samples.tables.table_format import FRACTION, INTERNAL, ROLES, Columns, to_table_format
 from nonet.samples.tables.times import compute_fractions, convert_times, convert_to_seconds, get_unit_by_name
 from nonet.samples.tables.word_lists import parse_word_lists
 from nonet.suggest import join_names, suggest_sentence
@@ -117,10 +117,18 @@ def check_interactions(table: pa.Table, columns: Columns, label: str) -> pa.Tabl
         columns: Sources of columns by Nonet's names, or the whole table format.
         label: Prefix of every error message.
     """
+    refuse_internal_columns(table.column_names, label)
     table = _rename_roles(table, columns, label)
     _check_not_empty(table, label)
     table, raw_times = _check_event_values(table, columns, label, unit=None)
     return table if raw_times is None else table.take(pa.array(np.argsort(raw_times, kind="stable")))
+
+
+def refuse_internal_columns(names: Iterable[str], label: str) -> None:
+    """Raise DataError if a table of the user has a column with a name that Nonet gives to columns which it adds."""
+    for name in names:
+        if name.startswith(INTERNAL):
+            raise DataError(f"{label}: column {name!r} has a name that Nonet uses for its own; rename it")
 
 
 def check_events(

@@ -91,3 +91,19 @@ def test_a_run_knows_its_tables_by_the_feature_they_are_of():
     assert run.get_feature_dims() == {"item": 8, "user": 4}
     assert {name: spec.lr for name, spec in run.make_table_specs().items()} == {"items": 0.05, "user": 0.01}
     assert run.model["width"] == 16
+
+
+def test_an_epoch_of_a_click_stage_is_what_its_target_labels():
+    body = {
+        "name": "clicks",
+        "data": {"interactions": "events.parquet", "history": 7, "split": {"use": "leave_last_out"}},
+        "model": {"use": "deepfm"},
+        "stages": {"train": {"epochs": 2, "batch": {"users": 50}, "lr": 1e-3, "target": "bought"}},
+    }
+    scenario = make_scenario(body)
+    every, known = (
+        make_stage_setups(scenario, users=64, events=1000, labelled=labelled)["train"]
+        for labelled in (None, {"train": 400})
+    )
+    assert (every.steps, known.steps) == (40, 16)
+    assert known.epochs == every.epochs == 2

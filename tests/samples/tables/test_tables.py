@@ -161,3 +161,14 @@ def test_a_column_that_neither_table_has_is_named_with_a_suggestion(tmp_path):
         DataError, match=r"columns: scene: 'titel' is in neither table.* Did you mean 'title'"
     ):
         read_tables(path, items, {"scene": "titel"})
+
+
+@pytest.mark.parametrize(
+    "name", ["unix time_s", "fraction of a second:", "label end:bought", "repeat:times", "row:"]
+)
+def test_columns_with_names_of_our_own_are_refused_with_what_to_do(name):
+    table = pa.table({"user_id": [1], "item_id": [2], "timestamp": [3], name: [4]})
+    with pytest.raises(
+        DataError, match=f"log: column '{name}' has a name that Nonet uses for its own; rename it"
+    ):
+        check_interactions(table, {}, "log")

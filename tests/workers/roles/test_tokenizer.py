@@ -43,6 +43,7 @@ def test_facts_are_those_of_the_tables(ring):
     assert data["held_out"] == held_out
     assert data["train_span_s"] == 11 * 3600  # twelve events, an hour apart
     assert data["train_spread"] == 0.0
+    assert data["labelled_events"] == {"finetune": int((corpus.seq.split == TRAIN).sum())}
     assert data["trained_share"] == {"finetune": pytest.approx(liked[corpus.seq.split == TRAIN].mean())}
 
 
