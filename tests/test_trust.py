@@ -142,6 +142,17 @@ def test_a_command_that_only_reads_imports_no_code_not_even_approved_code(run):
     read_code(run / "sources/evil.py", "use")
 
 
+def test_a_verb_that_reads_imports_no_file_wherever_it_is(tmp_path):
+    (tmp_path / "mine.py").write_text("SPEC = 1\n")
+    use = f"{tmp_path / 'mine.py'}:SPEC"
+    with (
+        import_no_code(),
+        pytest.raises(ConfigError, match=r"mine\.py:SPEC is code, which this command does not run"),
+    ):
+        load_reference(use, PluginFiles(), "metric")
+    assert load_reference(use, PluginFiles(), "metric") == 1
+
+
 def test_files_of_the_user_need_no_approval(run, tmp_path):
     guard_folder(run)
     (tmp_path / "own.py").write_text("")

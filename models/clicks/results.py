@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.atomic import open_file
 from nonet.errors import DataError
 from nonet.models.clicks.metrics import (
     METRICS,
@@ -187,7 +188,7 @@ def name_array(array: str, task: str) -> str:
 
 def read_predictions(file: Path, array: str) -> dict[str, np.ndarray]:
     """Read the predictions of a subject by task from the arrays of a name in a file of results (`name_array`)."""
-    with np.load(file) as arrays:
+    with open_file(file) as source, np.load(source) as arrays:
         return {
             split_metric(name)[1]: arrays[name] for name in arrays.files if split_metric(name)[0] == array
         }

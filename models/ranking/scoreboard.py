@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nonet.atomic import open_file
 from nonet.models.ranking.kinds import ListCatalogue
 from nonet.models.ranking.metrics import make_accumulators, summarise
 
@@ -75,5 +76,5 @@ class Scoreboard:
 
 def read_test_ranks(file: Path) -> np.ndarray:
     """Read the ranks [P] of a subject's test events from its results file: those of exhaustive scoring, else of beam search."""
-    with np.load(file) as arrays:
+    with open_file(file) as source, np.load(source) as arrays:
         return arrays["test.exhaustive" if "test.exhaustive" in arrays else "test.beam"]

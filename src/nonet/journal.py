@@ -288,9 +288,7 @@ class LineJournal:
         size = _find_line_end(self._file, status.st_size)
         if torn_bytes := status.st_size - size:
             os.ftruncate(self._file, size)
-            os.utime(
-                self._file, ns=(status.st_atime_ns, status.st_mtime_ns)
-            )  # the lines are as old as they were
+            os.utime(self._file, ns=(status.st_atime_ns, status.st_mtime_ns))  # lines are as old as they were
             self.cut_bytes += torn_bytes
             text = "%s: removed an incomplete line of %d bytes, which was never acknowledged"
             _log.warning(text, self.path, torn_bytes)
