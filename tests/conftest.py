@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import pytest
 # the path by the tests that want it: everybody else must find none.
 sys.path[:0] = [
     str(folder)
-    for folder in Path(__file__).parent.iterdir()
+    for folder in (Path(__file__).parent, *Path(__file__).parent.iterdir())
     if folder.is_dir() and folder.name != "npu_standin"
 ]
 
@@ -34,6 +35,9 @@ os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 # computes on, so a run that takes 20 s alone would take minutes, and meet its deadlines.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
+
+# A worker of Ray takes seconds of computing for its imports, and the tests start more than a thousand.
+importlib.import_module("forked_workers").install()
 
 # Folders whose files take longest, because their tests start processes or run Triton's interpreter. They come first, so that
 # at the end of a session no process of xdist is left alone with one of them.
@@ -141,6 +145,7 @@ def left_over() -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where a process is left a minute after the last test, and name it; of xdist's workers only their chief looks."""
+    importlib.import_module("forked_workers").end()
     if hasattr(session.config, "workerinput") or not _OUTERMOST:
         return
     until = time.monotonic() + _GONE_S
