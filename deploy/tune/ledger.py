@@ -102,6 +102,6 @@ def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str
             for name in different
         )
         raise ConfigError(
-            f"{path.parent} has another search, which differs in {differences}; use the original options and data to continue it, "
+            f"{path.parent} has another search, which differs in {differences}; use the original options and data to continue, "
             "or choose another --run-dir"
         )

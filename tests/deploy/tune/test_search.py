@@ -150,7 +150,7 @@ def test_another_scenario_in_the_same_folder_and_a_foreign_folder_are_refused(fo
     _tune(folder, tmp_path / "s", trials=2)
     with pytest.raises(
         ConfigError,
-        match=r"another search, which differs in scenario; use the original options and data to continue it",
+        match=r"another search, which differs in scenario; use the original options and data to continue",
     ):
         _tune(folder, tmp_path / "s", trials=2, changes=["model.layers=2"])
     with pytest.raises(ConfigError, match=r"differs in parallel \(there 1, here 2\)"):
