@@ -95,6 +95,13 @@ def test_why_says_what_the_controller_wrote_and_that_it_has_fallen_silent(run, c
     assert out[2] == "  trainer.update: rank 1 of 2 has not answered for 9 s"
 
 
+def test_a_controller_whose_clock_is_ahead_made_its_progress_in_the_past(run, command):
+    change(run, at=time.time() + 500, quiet_s=4.0)
+    with lock_run(run):
+        out = command("why", "mine")[1].splitlines()
+    assert out[1] == "  waits for nothing: its last progress was 4 s ago"
+
+
 def test_the_log_of_a_role_and_rank_is_found_by_the_worker_s_process(run, command):
     assert command("logs", "mine") == (0, "events\nwarned: events\n", "")
     assert command("logs", "mine", "--role", "rollout", "--rank", "1") == (0, "rank 1\nwarned: rank 1\n", "")
