@@ -134,7 +134,7 @@ def _check_loss(title: str, keras: Any, model: Any, tasks: Sequence[str], from_l
     if loss is None and weights is None:
         return
     try:
-        computed = keras.losses.get(loss)
+        computed: Any = keras.losses.get(loss)
     except (TypeError, ValueError):  # Keras does not know it.
         computed = loss
     expected = {"from_logits": from_logits, "label_smoothing": 0.0, "reduction": "sum_over_batch_size"}
