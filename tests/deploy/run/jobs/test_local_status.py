@@ -131,6 +131,22 @@ def test_a_log_is_followed_until_the_run_has_ended_and_nothing_is_printed_twice(
     assert command("logs", "mine", "-f")[1] == "events\nwarned: events\nmore 1\nmore 2\nmore 3\n"
 
 
+def test_a_log_has_no_statuses_and_a_line_that_is_being_written_is_printed_once_and_whole(
+    run, command, monkeypatch
+):
+    held, log = lock_run(run), run.path.parent / "session_1" / "logs" / "worker-aa-01-7.out"
+    parts = ['{"format": 1, "run": ', '"mine", "state": "running"}\nha', "lf\n", "end"]
+
+    def write_and_end(_: float) -> None:
+        with log.open("a") as file:
+            file.write(parts.pop(0))
+        if not parts:
+            held.close()
+
+    monkeypatch.setattr("nonet.deploy.run.status.time.sleep", write_and_end)
+    assert command("logs", "mine", "-f")[1] == "events\nwarned: events\nhalf\nend"
+
+
 def test_watching_prints_a_line_per_change_and_ends_with_the_run(run, command, monkeypatch):
     held, pauses = lock_run(run), []
 
