@@ -66,9 +66,14 @@ def test_a_file_is_hashed_once_on_a_node_until_it_changes(tmp_path, cache, hashe
     )  # a rename changes the ctime on some filesystems
 
 
-def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(tmp_path, cache, hashed, monkeypatch):
+@pytest.mark.parametrize("has_old_time", [False, True])
+def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(
+    tmp_path, cache, hashed, monkeypatch, has_old_time
+):
     monkeypatch.setattr(contents, "_SETTLED_S", 3600.0)
     (tmp_path / "log").write_bytes(b"one")
+    if has_old_time:  # as a copy that keeps times
+        os.utime(tmp_path / "log", (0, 0))
     for _ in range(2):
         identify_content(LOCAL, str(tmp_path / "log"))
     assert hashed == ["log", "log"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nonet.atomic import write_whole
+from nonet.atomic import refuse_damage, write_whole
 
 _FILE = "health.json"
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 15.0, 600.0  # between two probes of an isolated node or device
@@ -113,6 +113,7 @@ class HealthRecord:
 
 
 def read_isolations(folder: Path) -> list[Isolation]:
-    """Return all isolations of a run, oldest first."""
+    """Return all isolations of a run, oldest first. Raises ConfigError if their file is damaged."""
     path = folder / _FILE
-    return [Isolation(**entry) for entry in json.loads(path.read_bytes())] if path.exists() else []
+    with refuse_damage(path):
+        return [Isolation(**entry) for entry in json.loads(path.read_bytes())] if path.exists() else []

@@ -1,4 +1,5 @@
 from . import preflight as preflight
+from .data_checks import hash_tables as hash_tables
 from .from_run import find_warm_start as find_warm_start
 from .from_run import fix_sources as fix_sources
 from .from_run import resolve_sources as resolve_sources

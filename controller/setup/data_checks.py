@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +34,9 @@ from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import describe_lists, measure_profile
 from nonet.samples.sequences import TRAIN, EventTotals, Sequences
 from nonet.samples.stores import StoreJoins
-from nonet.samples.tables import describe_rewritten_ids, find_parquet
+from nonet.samples.tables import describe_rewritten_ids, find_parquet, identify_file
 from nonet.suggest import suggest_sentence
-from nonet.workers.roles import check_sequences
+from nonet.workers.roles import DataSetup, check_sequences
 
 
 def check_data(
@@ -60,14 +62,11 @@ def check_data(
     )
     reads_tokenizer = checks.accept_addresses("tokenizer", scenario.tokenizer.get_options())
     data = make_data_setup(scenario, folder, warm_start and warm_start.known)
-    options = data.options
-    paths = {"interactions": options.interactions, "items": options.items}
-    paths |= {f"labels.{labels.name}.path": labels.path for labels in data.labels}
-    paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
+    options, paths = data.options, _get_table_paths(data)
     if not checks.accept_addresses("data", paths):
         return
     is_sampled = checks.max_table_bytes is not None and any(
-        _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items() if path
+        _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items()
     )
     ids: dict[str, Any]
     if is_sampled or data.is_prepared_on_disk():
@@ -121,6 +120,28 @@ def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)
+
+
+def _get_table_paths(data: DataSetup) -> dict[str, str]:
+    """Return the paths of the tables by their keys in `data`."""
+    paths = {"interactions": data.options.interactions, "items": data.options.items}
+    paths |= {f"labels.{labels.name}.path": labels.path for labels in data.labels}
+    paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
+    return {key: path for key, path in paths.items() if path}
+
+
+def hash_tables(data: DataSetup) -> dict[str, str]:
+    """Return a hash of the contents of the files of each table by its key in `data`.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    hashes: dict[str, str] = {}
+    for key, path in _get_table_paths(data).items():
+        filesystem, files = find_parquet(path, key)
+        contents = [identify_file(filesystem, file, f"{key} {file}") for file in files]
+        hashes[key] = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+    return hashes
 
 
 def _measure_table(path: str, key: str) -> int:

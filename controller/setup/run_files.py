@@ -128,9 +128,15 @@ def get_scenario_folder(run: RunFolder) -> Path:
     return Path(start.get("folder", Path.cwd()))  # earlier versions did not store it
 
 
-def resolve_paths(run: RunFolder, scenario: Scenario, document: dict[str, Any]) -> None:
-    """Make paths of tables and of the tokenizer's files in the document of a finished run's scenario absolute."""
-    folder, data = get_scenario_folder(run), document["data"]
+def resolve_paths(folder: Path, scenario: Scenario, document: dict[str, Any]) -> None:
+    """Make paths of tables and of the tokenizer's files in the document of a scenario absolute.
+
+    Args:
+        folder: The folder that relative paths in the scenario start from.
+        scenario: The scenario.
+        document: Its document, which is changed.
+    """
+    folder, data = folder.absolute(), document["data"]
 
     def resolve(options: dict[str, Any], key: str) -> None:
         if options.get(key) and ":" not in options[key]:

@@ -28,7 +28,7 @@ from nonet.controller.scenario import (
     make_validation_rule,
     put_value,
 )
-from nonet.controller.setup import resolve_paths
+from nonet.controller.setup import get_scenario_folder, resolve_paths
 from nonet.deploy.report import choose_ticks, format_ticks
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
@@ -215,7 +215,7 @@ def _make_point_scenario(
     document = scenario.model_dump(mode="python", exclude_none=True, by_alias=True)
     document["stages"] = {stage: document["stages"][stage]}
     document["init"] = dict(start)
-    resolve_paths(source, scenario, document)
+    resolve_paths(get_scenario_folder(source), scenario, document)
     document.pop("settings", None)
     put_value(document, f"stages.{stage}.best", {"by": "last"}, "tradeoff")
     put_value(document, f"stages.{stage}.control", False, "tradeoff")  # --set may override all of these

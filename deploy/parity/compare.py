@@ -28,6 +28,7 @@ LIMITS = {
     "fp16": {"module": 1e-2, "gradient": 1e-2, "kl": 1e-3, "overlap": 0.95, "metric": 0.01},
 }
 TOP = 10  # number of best items that the overlap compares
+_TIE_NATS = 1e-6  # what another order of summation in float32 changes
 _PRECISION_ORDER = ("bf16", "fp16", "fp32")  # by limits, the loosest first
 
 
@@ -226,9 +227,9 @@ def compute_total_error(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]
 
 
 def compute_kl_divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.ndarray:
-    """Compute KL(a || b) [P] in nats over the catalogue; items without probability on side `a` are ignored."""
+    """Compute KL(a || b) [P] in nats over the catalogue; items without probability on side `a` are ignored, but not NaN."""
     a_PI, b_PI = logp_a_PI.astype(np.float64), logp_b_PI.astype(np.float64)
-    is_possible_PI = np.isfinite(a_PI)  # log-probabilities of other items are -inf
+    is_possible_PI = a_PI != -np.inf
     a_PI, b_PI = np.where(is_possible_PI, a_PI, 0.0), np.where(is_possible_PI, b_PI, 0.0)
     difference_PI = np.where(is_possible_PI, a_PI - b_PI, 0.0)
     probability_PI = np.where(is_possible_PI, np.exp(a_PI), 0.0)
@@ -237,13 +238,21 @@ def compute_kl_divergence(logp_a_PI: np.ndarray, logp_b_PI: np.ndarray) -> np.nd
 
 
 def compute_overlap(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
-    """Compute the mean share of the k best items that both sides have in common; of equal scores, the lower index is better."""
-    best_a_Pk, best_b_Pk = (np.argsort(-side, axis=1, kind="stable")[:, :k] for side in (a_PI, b_PI))
-    shares = [
-        len(np.intersect1d(best_a, best_b)) / max(1, len(best_a))
-        for best_a, best_b in zip(best_a_Pk, best_b_Pk, strict=True)
-    ]
-    return float(np.mean(shares))
+    """Compute the mean share of the k best items of either side that are among the best of the other, the smaller of both.
+
+    An item whose score is less than `_TIE_NATS` below that of the last of the best is one of them, so that ties are no
+    difference. The share is NaN if a score is.
+    """
+    if np.isnan(a_PI).any() or np.isnan(b_PI).any():
+        return float("nan")
+    return min(_compute_share_of_best(a_PI, b_PI, k), _compute_share_of_best(b_PI, a_PI, k))
+
+
+def _compute_share_of_best(a_PI: np.ndarray, b_PI: np.ndarray, k: int) -> float:
+    """Compute the mean share of the k best items of `a` that are among the k best of `b`, or tie with the last of these."""
+    best_Pk = np.argsort(-a_PI, axis=1, kind="stable")[:, :k]
+    lowest_P1 = np.sort(b_PI.astype(np.float64), axis=1)[:, -k:][:, :1]
+    return float((np.take_along_axis(b_PI, best_Pk, axis=1) >= lowest_P1 - _TIE_NATS).mean())
 
 
 def _rank_targets(

@@ -18,6 +18,9 @@ from nonet.storage import fetch, find_copy, is_written_now
 from nonet.suggest import make_printable
 
 _POLL_S = 0.5
+_STATUS_LINE = (
+    b'{"format": '  # begins a status in the log of a controller, from where the dashboard of a cluster has it
+)
 _ENDED = ("done", "stopped", "failed")
 _LATE_S = 30.0  # without a status, after which a controller seems to hang; it writes one at least every 10 s
 
@@ -106,6 +109,8 @@ def explain_waits(status: Mapping[str, Any]) -> list[str]:
 def print_folder_logs(run: RunFolder, role: str | None, rank: int, *, follow: bool) -> None:
     """Print the log of the controller or of a worker of a run, and with `follow` what is written until the run ends.
 
+    The statuses in the log of the controller are left out: `nonet status` shows them.
+
     Raises:
         ConfigError: The run has no such worker, or its log is not among Ray's on this machine.
     """
@@ -120,8 +125,11 @@ def print_folder_logs(run: RunFolder, role: str | None, rank: int, *, follow: bo
             with file.open("rb") as source:
                 source.seek(positions[file])
                 data = source.read()
+            if not ended:  # a line that is being written is printed when it is complete
+                data = data[: data.rfind(b"\n") + 1]
             positions[file] += len(data)
-            sys.stdout.write(data.decode("utf-8", "replace"))
+            lines = (line for line in data.splitlines(keepends=True) if not line.startswith(_STATUS_LINE))
+            sys.stdout.write(b"".join(lines).decode("utf-8", "replace"))
         sys.stdout.flush()
         if ended:
             return

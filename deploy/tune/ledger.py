@@ -2,7 +2,7 @@
 
 The file is replaced atomically after each job (`nonet.atomic`), so a killed search continues from it:
 finished jobs do not run again, and their results decide which jobs run next. The ledger belongs to one search:
-opening it with another scenario, space or number of trials is an error.
+opening it with another scenario, space or number of trials, or other data, is an error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from nonet.atomic import make_folder, write_whole
 from nonet.deploy.tune.halving import TrialResult
 from nonet.errors import ConfigError
+from nonet.options import StrictModel, describe_invalid
 
 LEDGER_FILE = "tune.json"
+
+
+class _StoredSearch(StrictModel):
+    """The content of a ledger's file."""
+
+    search: dict[str, Any]
+    results: list[TrialResult]
+    best: dict[str, Any] | None = None
 
 
 class SearchLedger:
@@ -28,18 +39,21 @@ class SearchLedger:
         search: The definition of the search, as JSON.
         results: Results in order of rung and trial number.
         best: The best result; None until the search has finished.
+        knows_tables: Whether the file has hashes of the tables; those of earlier versions have none.
     """
 
     def __init__(self, folder: Path, search: Mapping[str, Any]):
-        """Open the ledger of a folder, or prepare a new one. Raises ConfigError if the folder has another search."""
+        """Open the ledger of a folder, or prepare a new one. Raises ConfigError if it is damaged, or of another search."""
         self.path = folder / LEDGER_FILE
         self.search = json.loads(json.dumps(search))
         self.results: list[TrialResult] = []
         self.best: dict[str, Any] | None = None
+        self.knows_tables = True
         if self.path.exists():
             stored = _read_ledger(self.path)
-            _check_same_search(self.path, stored["search"], self.search)
-            self.results = [TrialResult(**fields) for fields in stored["results"]]
+            self.knows_tables = "tables" in stored.search
+            _check_same_search(self.path, stored.search, self.search)
+            self.results = stored.results
 
     @property
     def begun(self) -> bool:
@@ -62,18 +76,23 @@ class SearchLedger:
         write_whole(self.path, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
 
 
-def _read_ledger(path: Path) -> dict[str, Any]:
-    """Read a ledger's file. Raises ConfigError if it is not JSON."""
+def _read_ledger(path: Path) -> _StoredSearch:
+    """Read a ledger's file. Raises ConfigError if it is damaged, or another file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return _StoredSearch.model_validate_json(path.read_bytes())
+    except ValidationError as error:
         raise ConfigError(
-            f"{path} is not the ledger of a search: {error}; choose another --run-dir"
+            f"{path} is not the ledger of a search: {describe_invalid(error)}; choose another --run-dir"
         ) from None
 
 
 def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a stored search has the same definition as the given one."""
+    if (
+        "tables" not in stored and "tables" in given
+    ):  # of an earlier version, which stored files without their folders
+        files = {Path(use).name: content for use, content in given["files"].items()}
+        given = {**given, "files": files, "tables": None}
     different = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]
     if different:
         differences = ", ".join(
@@ -83,6 +102,6 @@ def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str
             for name in different
         )
         raise ConfigError(
-            f"{path.parent} has a search with another {differences}; use the original options to continue it, "
+            f"{path.parent} has another search, which differs in {differences}; use the original options and data to continue, "
             "or choose another --run-dir"
         )

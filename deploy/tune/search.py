@@ -89,6 +89,8 @@ def tune_scenario(
         say(format_header(search))
         for warning in warnings:
             say(f"warning: {warning}")
+        if not ledger.knows_tables:
+            say("warning: an earlier version began this search, so nothing shows that its data are the same")
         if ledger.begun:
             say(
                 f"{folder}: continuing, {len(ledger.results)} of {sum(halving.compute_sizes())} runs are done"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,12 +30,19 @@ from nonet.controller.scenario import (
     read_document,
     to_document,
 )
-from nonet.controller.setup import list_named_files, preflight, resolve_sources
+from nonet.controller.setup import (
+    hash_tables,
+    list_named_files,
+    make_data_setup,
+    preflight,
+    resolve_paths,
+    resolve_sources,
+)
 from nonet.deploy.run import ScenarioFile
 from nonet.deploy.tune.space import METRIC, SearchSpace
 from nonet.errors import ConfigError, DataError
 from nonet.models import NATS
-from nonet.plugins import PluginFiles
+from nonet.plugins import PluginFiles, parse_file
 from nonet.suggest import join_names, suggest_sentence
 
 _LENGTH_KEYS = ("epochs", "steps", "tokens")  # of a stage; each stage has one of them
@@ -173,20 +180,27 @@ class TunedScenario:
         return list(dict.fromkeys(checks.warnings))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the scenario's document without values of env.vars, and hashes of the Python files that it names.
+        """Return the scenario's document without values of env.vars, and hashes of its Python files and of its tables.
 
-        The ledger of a search compares them, so that a search continues only with the same scenario.
+        The ledger of a search compares them, so that a search continues only with the same scenario and data.
         """
         scenario = self.build_scenario({})
-        files = [(self.folder / use).resolve() for use in list_named_files(scenario)]
+        paths = {use: (self.folder / use).resolve() for use in list_named_files(scenario)}
         hashes = {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
+            use: hashlib.sha256(path.read_bytes()).hexdigest()
+            for use, path in paths.items()
+            if path.is_file()
         }
-        return {"scenario": to_document(scenario), "files": hashes}
+        tables = hash_tables(make_data_setup(scenario, self.folder))
+        return {"scenario": to_document(scenario), "files": hashes, "tables": tables}
 
     def to_yaml(self, values: Mapping[str, Any]) -> str:
         """Return the whole scenario with these values as YAML, with absolute paths so that it loads from any folder."""
-        return yaml.dump(_make_paths_absolute(to_document(self.build_scenario(values)), self.folder))
+        scenario = self.build_scenario(values)
+        document = to_document(scenario)
+        resolve_paths(self.folder, scenario, document)
+        named_files = list_named_files(scenario)
+        return yaml.dump(_make_references_absolute(document, PluginFiles(str(self.folder)), named_files))
 
     def _apply_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the document with values by key."""
@@ -262,18 +276,10 @@ def _shorten(part: Any, keys: Sequence[str], share: Fraction) -> None:
             part[key] = type(value)(math.ceil(Fraction(value) * share))
 
 
-def _make_paths_absolute(value: Any, folder: Path) -> Any:
-    """Return a part of a document in which texts that name an existing file, also `file.py:Name`, have absolute paths."""
+def _make_references_absolute(value: Any, files: PluginFiles, named_files: Collection[str]) -> Any:
+    """Return a part of a document in which references to named files, such as `file.py:Name`, have absolute paths."""
     if isinstance(value, dict):
-        return {
-            _make_paths_absolute(key, folder): _make_paths_absolute(part, folder)
-            for key, part in value.items()
-        }
+        return {key: _make_references_absolute(part, files, named_files) for key, part in value.items()}
     if isinstance(value, list):
-        return [_make_paths_absolute(part, folder) for part in value]
-    if not isinstance(value, str):
-        return value
-    path, colon, name = value.partition(":")
-    if Path(path).suffix and not Path(path).is_absolute() and (folder / path).exists():
-        return f"{(folder / path).resolve()}{colon}{name}"
-    return value
+        return [_make_references_absolute(part, files, named_files) for part in value]
+    return files.make_absolute(value) if parse_file(value) in named_files else value

@@ -63,7 +63,7 @@ def chaos(
         typer.Option(
             metavar="TARGET,TARGET",
             help="Whose processes are hit: rollout, trainer, reward, embedding, evaluator, controller; node kills a whole node, "
-            "storage disturbs the connections to object storage. By default all except node.",
+            "storage disturbs the connections to object storage. By default all that the run has, except node.",
         ),
     ] = "",
     times: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 6,
@@ -85,7 +85,7 @@ def chaos(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a scenario undisturbed and with faults, and compare both; exit with 1 if they differ.
+    """Run a scenario undisturbed and with faults, and compare both; exit with 1 if they differ or no fault hit anything.
 
     A fault kills a process, suspends it for some seconds or for good, or closes its connections, after a step or during a save or
     a publication. Set checkpoint.every so that a run writes several checkpoints.

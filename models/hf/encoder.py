@@ -6,6 +6,7 @@ share a batch, and padding is masked, so a text's vector depends only on the tex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from nonet.errors import ConfigError
 from nonet.models.hf.config import read_folder_keys
-from nonet.models.hf.text import read_tokenizer
+from nonet.models.hf.text import check_words, read_tokenizer
 
 # Shapes: I texts, b texts of a batch, S tokens of the longest text in it, D width.
 _BATCH_SIZE = 64  # Texts per batch.
-_MAX_TOKENS = 256  # Tokens per text; longer texts are cut.
+_MAX_TOKENS = 256  # Tokens per text, or fewer if the model reads fewer; longer texts are cut.
 
 
 def check_encoder(options: Mapping[str, Any], folder: Path) -> None:
@@ -41,7 +42,7 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
         folder: Folder of the scenario.
 
     Raises:
-        ConfigError: The model or its tokenizer cannot be loaded.
+        ConfigError: The model or its tokenizer cannot be loaded, they do not fit each other, or the model cannot read the texts.
     """
     check_encoder(options, folder)
     path = str(folder / options["path"])
@@ -57,16 +58,27 @@ def encode(options: Mapping[str, Any], texts: Sequence[str], folder: Path) -> np
         raise ConfigError(
             f"tokenizer.vectors: {path} cannot be read: {type(error).__name__}: {message}"
         ) from error
+    text_config = model.config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None) or _MAX_TOKENS
+    max_length = min(_MAX_TOKENS, tokenizer.model_max_length, positions)
     token_ids = [
-        tokenizer(text or " ", truncation=True, max_length=_MAX_TOKENS).input_ids or [0] for text in texts
+        tokenizer(text or " ", truncation=True, max_length=max_length).input_ids or [0] for text in texts
     ]
+    n_words = len(model.get_input_embeddings().weight)
+    _convert_errors(lambda: check_words(tokenizer, n_words, [max(ids) for ids in token_ids]))
     rows_by_length = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
-    vectors = np.empty((len(token_ids), int(model.config.get_text_config().hidden_size)), np.float32)
+    vectors = np.empty((len(token_ids), int(text_config.hidden_size)), np.float32)
     for start in range(0, len(rows_by_length), _BATCH_SIZE):
         rows = rows_by_length[start : start + _BATCH_SIZE]
-        vectors[rows] = _pool_states(
-            model, [token_ids[row] for row in rows], str(options.get("pool", "mean"))
-        ).numpy()
+        batch = [token_ids[row] for row in rows]
+        try:
+            vectors[rows] = _pool_states(model, batch, str(options.get("pool", "mean"))).numpy()
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # of the model's own code
+            raise ConfigError(
+                f"tokenizer.vectors: {path} cannot read texts of {len(batch[-1])} tokens: {type(error).__name__}: "
+                f"{' '.join(str(error).split())[:300]}; if it reads fewer, set model_max_length in its tokenizer_config.json, "
+                "else use another model"
+            ) from error
     return vectors
 
 
@@ -87,8 +99,8 @@ def _pool_states(model: Any, token_ids: Sequence[Sequence[int]], pool: str) -> T
 
 
 def _convert_errors(check: Any) -> None:
-    """Run a check that reports errors of `model.path`, and report them as errors of `tokenizer.vectors`."""
+    """Run a check that reports errors of `model` or `model.path`, and report them as errors of `tokenizer.vectors`."""
     try:
         check()
     except ConfigError as error:
-        raise ConfigError(str(error).replace("model.path:", "tokenizer.vectors:")) from None
+        raise ConfigError(re.sub(r"^model(\.path)?:", "tokenizer.vectors:", str(error))) from None

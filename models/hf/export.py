@@ -104,10 +104,17 @@ def write_folder(model: HfRecommender, options: Mapping[str, Any], seed: int, fo
                 for code in range(size)
             ),
         ]
-        start_row = len(tokenizer)
+        n_words, largest_id = len(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
         if tokenizer.add_tokens(names) != len(names):
             raise ConfigError(
-                f"the tokenizer of {start_row} words already has some of the {len(names)} tokens for codes; use one without them"
+                f"the tokenizer of {n_words} words already has some of the {len(names)} tokens for codes; use one without them"
+            )
+        ids = tokenizer.convert_tokens_to_ids(names)
+        start_row = ids[0]
+        if start_row <= largest_id or ids != list(range(start_row, start_row + len(names))):
+            raise ConfigError(
+                f"the tokenizer of {n_words} words has ids up to {largest_id}, with gaps, so that tokens for codes would get "
+                "ids of words; use one whose ids have no gaps"
             )
         tokenizer.save_pretrained(folder)
     build_language_model(model, options, seed, start_row).save_pretrained(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from nonet.errors import ConfigError, NonetError
 from nonet.models.keras.backends import load_keras
-from nonet.models.keras.compiled import MASK, CompiledModel
+from nonet.models.keras.compiled import MASK, CompiledModel, remove_metrics
 from nonet.models.keras.probes import ModelProbe
 from nonet.models.keras.ranker import KerasRanker
 from nonet.models.keras.structure import check_structure, check_training
@@ -127,7 +126,7 @@ def _compile_architecture(
     # Again, as their import did: a scope of custom objects would not reach models inside models.
     keras.saving.get_custom_objects().update(_list_registered(keras, module))
     model = _run_keras_code(
-        hint, keras.saving.deserialize_keras_object, json.loads(architecture), safe_mode=True
+        hint, keras.saving.deserialize_keras_object, remove_metrics(architecture), safe_mode=True
     )
     check_structure(title, keras, model, dict(shapes), n_outputs)
     return CompiledModel(model, keras, backend, dict(shapes), from_logits)

@@ -11,6 +11,7 @@ padding.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -54,7 +55,7 @@ class CompiledModel:
         shapes: Shape of each input of the model without the rows, by name.
         from_logits: Whether the outputs are logits.
         n_outputs: The number of outputs T.
-        architecture: The configuration of the model as JSON.
+        architecture: The configuration of the model as JSON, without metrics.
         variables: The Keras variables of the weights; their values mean nothing.
         frozen: The Keras variables that training does not change, such as the weights of layers with trainable=False.
         layer_losses: How each of the model's `losses` depends on the rows, in their order; set after `find_layer_losses`.
@@ -74,7 +75,7 @@ class CompiledModel:
     ):
         self.keras, self.backend, self.from_logits, self._model = keras, backend, from_logits, model
         self.n_outputs = 1 if len(model.output.shape) == 1 else int(model.output.shape[1])
-        self.architecture: str = model.to_json()
+        self.architecture = json.dumps(remove_metrics(model.to_json()))
         self.optimizer = getattr(model, "optimizer", None)
         self.variables: Sequence[Any] = model.trainable_variables
         self._seeds = [is_seed(variable) for variable in model.non_trainable_variables]
@@ -280,6 +281,25 @@ class CompiledModel:
         for kind, loss in zip(self.layer_losses, layer_losses, strict=True):
             total = total + loss * row_counts[1 if kind == LayerLoss.SUM else 0]
         return total
+
+
+def remove_metrics(architecture: str) -> dict[str, Any]:
+    """Return the configuration of a model without what it was compiled with and Nonet does not use.
+
+    These are its metrics, and all that models inside it were compiled with. Their functions need not be registered.
+    """
+
+    def remove_compile_configs(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                key: remove_compile_configs(child) for key, child in value.items() if key != "compile_config"
+            }
+        return [remove_compile_configs(child) for child in value] if isinstance(value, list) else value
+
+    stored = json.loads(architecture)
+    compile_config = stored.get("compile_config") or {}
+    used = {key: value for key, value in compile_config.items() if key not in ("metrics", "weighted_metrics")}
+    return remove_compile_configs(stored) | ({"compile_config": used} if used else {})
 
 
 def is_seed(variable: Any) -> bool:

@@ -133,18 +133,25 @@ def _check_loss(title: str, keras: Any, model: Any, tasks: Sequence[str], from_l
     loss = _get_loss(model)
     if loss is None and weights is None:
         return
-    expected = {"reduction": "sum_over_batch_size", "label_smoothing": 0.0}
-    compiled_from_logits = None
-    if loss is not None and isinstance(loss, keras.losses.BinaryCrossentropy):
-        config = loss.get_config()
-        if all(config.get(key) == value for key, value in expected.items()):
-            compiled_from_logits = config["from_logits"]
-    elif loss in ("binary_crossentropy", "bce") or loss is keras.losses.binary_crossentropy:
-        compiled_from_logits = False
-    if compiled_from_logits != from_logits or tasks or weights is not None:
+    try:
+        computed: Any = keras.losses.get(loss)
+    except (TypeError, ValueError):  # Keras does not know it.
+        computed = loss
+    expected = {"from_logits": from_logits, "label_smoothing": 0.0, "reduction": "sum_over_batch_size"}
+    compiled: dict[str, Any] = {}
+    if isinstance(computed, keras.losses.BinaryCrossentropy):
+        config = computed.get_config()
+        compiled = {key: config.get(key) for key in expected}
+    elif computed is keras.losses.binary_crossentropy:
+        compiled = {**expected, "from_logits": False}
+    if compiled != expected or tasks or weights is not None:
         given = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-        given = f"{given}, from_logits={compiled_from_logits}" if compiled_from_logits is not None else given
-        given = f"the loss {given}" if loss is not None else f"loss_weights={weights}"
+        different = [f"{key}={value}" for key, value in compiled.items() if value != expected[key]]
+        given = (
+            f"the loss {', '.join([str(given), *different])}"
+            if loss is not None
+            else f"loss_weights={weights}"
+        )
         raise ConfigError(
             f"{title}: the model is compiled with {given}, and Nonet computes the log loss with "
             f"from_logits={from_logits}, and the weights of the stage's tasks; compile without loss and loss_weights"

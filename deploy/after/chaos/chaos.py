@@ -23,11 +23,11 @@ from nonet.deploy.after.chaos.connections import ENDPOINT, StorageProxy, check_e
 from nonet.deploy.after.chaos.differences import list_applied_steps, list_differences, list_free_stages
 from nonet.deploy.after.chaos.faults import (
     NODE,
-    PROCESS_TARGETS,
     STORAGE,
     Fault,
     check_targets,
     draw_faults,
+    list_targets,
 )
 from nonet.deploy.after.chaos.injector import FaultInjector
 from nonet.deploy.after.chaos.nodes import SpareNodes
@@ -53,8 +53,8 @@ def run_chaos(
 
     Args:
         scenario_file: The scenario.
-        targets: What is hit (`faults.KINDS_BY_TARGET`), by default all roles, and the storage of a run in object storage
-            if a proxy can be placed before it.
+        targets: What is hit (`faults.KINDS_BY_TARGET`), by default all roles of the run, its controller, and the storage of a run
+            in object storage if a proxy can be placed before it.
         times: The number of faults.
         seed: The seed of their schedule.
         run_dir: The folder of the result, and of both runs unless they are in object storage; by default a new one.
@@ -64,15 +64,15 @@ def run_chaos(
 
     Returns:
         "faults": what was done, with the seconds of recovery; "times": how many faults were planned; "lost": differences between
-        the runs, one text each, empty if there are none; "free_stages": the stages whose bits cannot be reproduced;
-        "recovery_s": the seconds by "kind target"; "runs": the places of the runs; "page": the page.
+        the runs, one text each, or that no fault hit anything; empty if nothing was lost; "free_stages": the stages whose bits
+        cannot be reproduced; "recovery_s": the seconds by "kind target"; "runs": the places of the runs; "page": the page.
 
     Raises:
-        ConfigError: A target is unknown or not there, there are too many faults, or the cluster has other runs.
+        ConfigError: A target is none that the run has, there are too many faults, or the cluster has other runs.
         NonetError: A run failed.
     """
     targets = targets or _choose_targets(scenario_file)
-    check_targets(targets)
+    check_targets(targets, list_targets(scenario_file.scenario))
     is_stored = scenario_file.scenario.storage is not None
     if STORAGE in targets:
         if not is_stored:
@@ -100,6 +100,8 @@ def run_chaos(
             disturbed.wait(panel)
         free_stages = list_free_stages(scenario_file.scenario)
         lost = list_differences(calm.folder, disturbed.folder, free_stages)
+        if not any(fault.victim for fault in injector.done):
+            lost.append("no fault hit anything, so the runs do not show what a fault does")
     seconds_by_fault: dict[str, list[float]] = {}
     for fault in injector.done:
         if fault.recovery_s is not None:
@@ -121,11 +123,12 @@ def run_chaos(
 
 
 def _choose_targets(scenario_file: ScenarioFile) -> list[str]:
-    """Return the default targets: all roles, and the storage if a proxy can be placed before it."""
+    """Return the default targets: the roles of the run, its controller, and the storage if a proxy can be placed before it."""
     has_proxy = scenario_file.scenario.storage is not None and os.environ.get(ENDPOINT, "").startswith(
         "http://"
     )
-    return [*PROCESS_TARGETS, *([STORAGE] if has_proxy else [])]
+    left_out = {NODE} if has_proxy else {NODE, STORAGE}
+    return [target for target in list_targets(scenario_file.scenario) if target not in left_out]
 
 
 def _start(scenario_file: ScenarioFile, folder: Path) -> Any:
@@ -199,6 +202,8 @@ def format_chaos(result: Mapping[str, Any]) -> str:
         lines.append(f"{name:<18}  {count:>5}  {restarts:>8}  {shown:>15}")
     if (late := result["times"] - len(result["faults"])) > 0:
         lines += ["", f"the run ended before {late} of {result['times']} faults"]
+    if missed := sum(not fault["victim"] for fault in result["faults"]):
+        lines += ["", f"{missed} of {len(result['faults'])} faults hit nothing"]
     if result["free_stages"]:
         stages = ", ".join(result["free_stages"])
         lines += [

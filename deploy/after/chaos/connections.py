@@ -34,27 +34,33 @@ class StorageProxy:
         self._target = target
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
-        self._is_slow, self._is_cut = threading.Event(), threading.Event()
+        self._slow_until = self._cut_until = 0.0  # by time.monotonic()
         self._connections = set[socket.socket]()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept_all, name="storage-proxy", daemon=True).start()
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether all that is transferred is delayed now."""
+        return time.monotonic() < self._slow_until
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether new connections are refused now."""
+        return time.monotonic() < self._cut_until
+
     def delay(self, seconds: float) -> None:
-        """Delay all that is transferred for some seconds, and return after them."""
-        self._is_slow.set()
-        time.sleep(seconds)
-        self._is_slow.clear()
+        """Delay all that is transferred for some seconds from now."""
+        self._slow_until = max(self._slow_until, time.monotonic() + seconds)
 
     def cut(self, seconds: float) -> None:
-        """Close all connections, refuse new ones for some seconds, and return after them."""
-        self._is_cut.set()
+        """Close all connections, and refuse new ones for some seconds from now."""
+        self._cut_until = max(self._cut_until, time.monotonic() + seconds)
         self._close_connections()
-        time.sleep(seconds)
-        self._is_cut.clear()
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
-        self._is_cut.set()
+        self._cut_until = float("inf")
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -67,7 +73,7 @@ class StorageProxy:
                 client, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            if self._is_cut.is_set():
+            if self.is_cut:
                 _reset(client)
                 continue
             try:
@@ -85,7 +91,7 @@ class StorageProxy:
         """Forward what arrives at a connection to another one, until either is closed."""
         with suppress(OSError):
             while chunk := source.recv(_CHUNK_BYTES):
-                if self._is_slow.is_set():
+                if self.is_slow:
                     time.sleep(_SLOW_S)
                 sink.sendall(chunk)
         for connection in (source, sink):

@@ -71,6 +71,9 @@ def _compare_checkpoints(
     They must not go back.
     """
     expected, actual = _read_manifests(calm), _read_manifests(disturbed)
+    for manifests, run in ((expected, "undisturbed"), (actual, "disturbed")):
+        if not manifests:
+            yield f"the {run} run has no checkpoint, so nothing can be compared"
     for step in sorted(expected.keys() | actual.keys()):
         manifest = expected.get(step) or actual[step]
         if manifest["stage"] in free_stages:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nonet.controller.groups import CONTROLLER, Moment
+from nonet.controller.plan import make_group_requests, resolve_run
+from nonet.controller.scenario import Scenario
 from nonet.errors import ConfigError
 from nonet.random import rng
 
@@ -26,7 +28,6 @@ KINDS_BY_TARGET: dict[str, tuple[Kind, ...]] = {
     NODE: ("kill",),
     STORAGE: ("slow", "cut"),
 }
-PROCESS_TARGETS = tuple(target for target in KINDS_BY_TARGET if target not in (NODE, STORAGE))
 _MOMENT_SHARES: dict[Moment, float] = {"step": 0.5, "save": 0.3, "publish": 0.2}
 _SLOW_S = (1.0, 4.0)  # shorter than every deadline
 _CUT_STORAGE_S = (2.0, 6.0)  # shorter than the time for which requests are repeated
@@ -68,14 +69,25 @@ class Fault:
         return f"{self.kind} {self.target}"
 
 
-def check_targets(targets: Sequence[str]) -> None:
-    """Check that targets are known.
+def list_targets(scenario: Scenario) -> list[str]:
+    """Return what can be hit of a run: the roles that it has in any stage, its controller, nodes and storage."""
+    run = resolve_run(scenario)
+    requests = [request for stage in (None, *scenario.stages) for request in make_group_requests(run, stage)]
+    roles = set().union(*(get_target_roles(request.name, request.roles) for request in requests))
+    return [target for target in KINDS_BY_TARGET if target in {*roles, CONTROLLER, NODE, STORAGE}]
 
-    Raises:
-        ConfigError: One is not.
-    """
-    if unknown := [target for target in targets if target not in KINDS_BY_TARGET]:
-        raise ConfigError(f"--kill names {', '.join(unknown)}; it takes {', '.join(KINDS_BY_TARGET)}")
+
+def get_target_roles(group_name: str, roles: Sequence[str]) -> tuple[str, ...]:
+    """Return the roles of a group. A reward is a group of its own, rl.reward.NAME, whose role is its name."""
+    return (*roles, "reward") if ".reward." in group_name else tuple(roles)
+
+
+def check_targets(targets: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raise ConfigError if a target is none of those that a run has."""
+    if unknown := [target for target in targets if target not in allowed]:
+        raise ConfigError(
+            f"--kill names {', '.join(unknown)}; of this scenario it takes {', '.join(allowed)}"
+        )
 
 
 def draw_faults(
@@ -97,9 +109,8 @@ def draw_faults(
         publishing_steps: The global steps of the stages that publish weights, in which faults may wait for a publication.
 
     Raises:
-        ConfigError: A target is unknown, or the first three quarters of the run have fewer steps than faults.
+        ConfigError: The first three quarters of the run have fewer steps than faults.
     """
-    check_targets(targets)
     # Each fault moves the next one back, so that the last ones would come after the end of the run.
     last_step = steps * 3 // 4
     if count > last_step:

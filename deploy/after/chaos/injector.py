@@ -12,7 +12,7 @@ from nonet.controller.groups import CONTROLLER, Moment
 from nonet.controller.record import RunFolder
 from nonet.deploy.after.chaos.agents import FaultAgents
 from nonet.deploy.after.chaos.connections import StorageProxy
-from nonet.deploy.after.chaos.faults import NODE, STORAGE, Fault
+from nonet.deploy.after.chaos.faults import NODE, STORAGE, Fault, get_target_roles
 from nonet.workers.runtime import NAMESPACE
 
 _POLL_S = 0.05
@@ -56,15 +56,25 @@ class FaultInjector:
         self._losses, self._began, self._reason = 0, 0.0, ""
         self._furthest_step = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._inject_all, name="chaos", daemon=True)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run_thread, name="chaos", daemon=True)
 
     def __enter__(self) -> FaultInjector:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
+
+    def _run_thread(self) -> None:
+        """Do all faults, and keep an error for the thread that waits for the end of the run."""
+        try:
+            self._inject_all()
+        except Exception as error:
+            self._error = error
 
     def _inject_all(self) -> None:
         """Do one fault after the other, each when the run has recovered from the one before."""
@@ -163,21 +173,21 @@ class FaultInjector:
         if fault.target == STORAGE:
             assert self._proxy is not None
             disturb = self._proxy.delay if fault.kind == "slow" else self._proxy.cut
-            threading.Thread(target=disturb, args=(fault.duration_s,), daemon=True).start()
+            disturb(fault.duration_s)
             return "connections to the storage", ""
         processes = list_processes(self._run.id, progress["groups"])
         if fault.target == NODE:
             node = self._choose_node(sorted({process[2] for process in processes}))
-            if node:
-                self._agents.begin(node, "kill_node")
-            return (f"node {node[:8]}", "") if node else ("", "")
+            return self._call_agent(fault, f"node {node[:8]}", 0, node) if node else ("", "")
         found = select_process(processes, fault.target, fault.step)
-        return ("", "") if found is None else self._apply_to_process(fault, *found[:3])
+        return ("", "") if found is None else self._call_agent(fault, *found[:3])
 
-    def _apply_to_process(self, fault: Fault, name: str, pid: int, node: str) -> tuple[str, str]:
-        """Do a fault to one process; return as `_apply` does."""
+    def _call_agent(self, fault: Fault, name: str, pid: int, node: str) -> tuple[str, str]:
+        """Do a fault to a node, or to a process of it; return as `_apply` does."""
         try:
-            if fault.kind == "kill":
+            if fault.target == NODE:
+                self._agents.begin(node, "kill_node")
+            elif fault.kind == "kill":
                 self._agents.call(node, "kill", pid)
             elif fault.kind == "cut":
                 self._agents.call(node, "cut_connections", pid)
@@ -205,9 +215,7 @@ def list_processes(run_id: str, groups: dict[str, Any]) -> list[tuple[str, int, 
     roles_by_name: dict[str, tuple[str, ...]] = {f"{run_id}/{CONTROLLER}": (CONTROLLER,)}
     for group_name, (workers, roles) in groups.items():
         for rank in range(workers):
-            # A reward is a group of its own, rl.reward.NAME, whose role is its name.
-            extra = ("reward",) if ".reward." in group_name else ()
-            roles_by_name[f"{run_id}/{group_name}-{rank}"] = (*roles, *extra)
+            roles_by_name[f"{run_id}/{group_name}-{rank}"] = get_target_roles(group_name, roles)
     actors = ray._private.state.actors().values()  # pyright: ignore[reportAttributeAccessIssue]
     return sorted(
         (actor["Name"], actor["Pid"], actor["Address"]["NodeID"], roles_by_name[actor["Name"]])

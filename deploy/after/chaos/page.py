@@ -28,7 +28,7 @@ def render_chaos_page(result: Mapping[str, Any]) -> str:
     missed = sum(not fault["victim"] for fault in faults)
     notes = [
         f"The run ended before {late} of {result['times']} faults." if late > 0 else "",
-        f"{missed} faults found no process, node or permission." if missed else "",
+        f"{missed} of {len(faults)} faults found no process, node or permission." if missed else "",
     ]
     return load_template("chaos.html").render(
         name=result["scenario"],

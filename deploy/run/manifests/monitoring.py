@@ -140,7 +140,8 @@ _ALERTS = (
     ),
     AlertRule(
         "NonetCheckpointsLate",
-        f"time() - ray_nonet_checkpoint_timestamp_seconds > 7200 {_WORKS}",
+        "time() - (ray_nonet_checkpoint_timestamp_seconds or on (run, WorkerId) ray_nonet_train_start_timestamp_seconds)"
+        f" > 7200 {_WORKS}",
         "10m",
         "A run has written no checkpoint for two hours.",
     ),

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from nonet.controller.cluster import health
 from nonet.controller.cluster.health import HealthRecord, read_isolations
 from nonet.controller.cluster.probes import ClusterProbes
+from nonet.errors import ConfigError
 
 
 @pytest.fixture
@@ -76,3 +78,11 @@ def test_a_node_that_passes_the_second_of_two_probes_is_used(tmp_path, monkeypat
     assert results == []
     assert [entry.node for entry in probes.list_isolated()] == ["b"]
     assert notes == ["warning: node b is isolated: the disk is full; it is probed again"]
+
+
+@pytest.mark.parametrize("content", ["{", "{}x", "[3]", '[{"node": "a", "x": 1}]'])
+def test_damaged_isolations_are_one_line_that_names_the_file(tmp_path, content):
+    (tmp_path / health._FILE).write_text(content)
+    with pytest.raises(ConfigError, match=rf"{health._FILE} is damaged") as refused:
+        read_isolations(tmp_path)
+    assert "\n" not in str(refused.value)

@@ -68,8 +68,9 @@ def test_a_status_follows_phase_stage_and_step_and_ends_with_the_outcome(run, qu
     reporter.finish({"state": "failed", "error": "rollout-1 died:\nlost"})
     status = run.read_json("status.json")
     assert (status["state"], status["error"], status["step"]) == ("failed", "rollout-1 died: lost", 4)
-    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-    assert lines[-1] == status, "the log of the process has the same"
+    lines = capfd.readouterr().out.splitlines()
+    assert json.loads(lines[-1]) == status, "the log of the process has the same"
+    assert all(line.startswith('{"format": ') for line in lines), "by which `nonet logs` leaves them out"
 
 
 def test_a_status_is_not_written_when_nothing_has_changed(run, quick, monkeypatch, capfd):

@@ -55,6 +55,22 @@ def test_overlap_counts_shared_items_whatever_their_order():
     assert compute_overlap(a, a, 2) == 1.0
 
 
+def test_scores_that_are_not_a_number_on_either_side_are_beyond_all_limits():
+    numbers = np.log(np.full((1, 20), 0.05))
+    for broken in (np.full((1, 20), np.nan), np.where(np.arange(20) == 3, np.nan, numbers)):
+        for a, b in ((broken, numbers), (numbers, broken), (broken, broken)):
+            assert np.isnan(compute_kl_divergence(a, b)).all()
+            assert np.isnan(compute_overlap(a, b, 10))
+
+
+def test_ties_up_to_rounding_are_no_difference_and_a_side_that_knows_nothing_is_one():
+    equal = np.full((1, 100), np.log(0.01))
+    noise = equal + np.linspace(0, 1e-9, 100)
+    assert compute_overlap(equal, noise, 10) == compute_overlap(noise, equal, 10) == 1.0
+    distinct = -np.linspace(4.0, 6.0, 100)[None, ::-1]
+    assert compute_overlap(equal, distinct, 10) == compute_overlap(distinct, equal, 10) == 0.0
+
+
 def test_the_limits_of_a_pair_are_those_of_its_lower_precision_and_can_be_set():
     assert get_limits(["fp32", "bf16"]) == get_limits(["bf16", "bf16"])
     assert get_limits(["fp32", "fp32"])["module"] < get_limits(["fp32", "fp16"])["module"]

@@ -165,12 +165,31 @@ def test_a_ledger_keeps_results_and_refuses_another_search(tmp_path):
     assert again.results == results[::-1]
     with pytest.raises(
         ConfigError,
-        match=r"a search with another trials \(there 4, here 5\), scenario; use the original options",
+        match=r"another search, which differs in trials \(there 4, here 5\), scenario; use the original options",
     ):
         SearchLedger(tmp_path, {"trials": 5, "scenario": {"name": "b"}})
-    (tmp_path / "tune.json").write_text("{")
-    with pytest.raises(ConfigError, match="is not the ledger of a search"):
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Invalid JSON"),
+        ("[]", "should be an object"),
+        ("{}", "search: Field required"),
+        ('{"search": {}, "results": [3]}', "results.0"),
+        ('{"search": {}, "results": [{"number": 0}]}', "results.0.rung"),
+        (
+            '{"search": {}, "results": [{"number": 0, "rung": 0, "values": {}, "score": 1, "x": 1}]}',
+            "results.0.x",
+        ),
+    ],
+)
+def test_a_damaged_ledger_is_one_line_that_says_where(tmp_path, content, reason):
+    (tmp_path / "tune.json").write_text(content)
+    with pytest.raises(ConfigError, match="is not the ledger of a search: ") as refused:
         SearchLedger(tmp_path, {})
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 # --- what is shown --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests_ring import make_ring
+from tests_ring import make_ring, write_tables
 from typer.testing import CliRunner
 
 from nonet.controller.record import RunFolder, ValidationRecord
@@ -148,15 +149,39 @@ def test_another_scenario_in_the_same_folder_and_a_foreign_folder_are_refused(fo
     Runs(monkeypatch)
     _tune(folder, tmp_path / "s", trials=2)
     with pytest.raises(
-        ConfigError, match=r"a search with another scenario; use the original options to continue it"
+        ConfigError,
+        match=r"another search, which differs in scenario; use the original options and data to continue",
     ):
         _tune(folder, tmp_path / "s", trials=2, changes=["model.layers=2"])
-    with pytest.raises(ConfigError, match=r"another parallel \(there 1, here 2\)"):
+    with pytest.raises(ConfigError, match=r"differs in parallel \(there 1, here 2\)"):
         _tune(folder, tmp_path / "s", trials=2, parallel=2)
+    shutil.copytree(folder, tmp_path / "other")
+    write_tables(tmp_path / "other", users=50)
+    with pytest.raises(ConfigError, match="another search, which differs in tables"):
+        _tune(tmp_path / "other", tmp_path / "s", trials=2)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="is not empty and has no search"):
         _tune(folder, tmp_path / "mine")
+
+
+def test_a_search_of_an_earlier_version_continues_and_says_that_its_data_are_unknown(
+    folder, tmp_path, monkeypatch
+):
+    Runs(monkeypatch)
+    _tune(folder, tmp_path / "s", trials=2)
+    ledger = tmp_path / "s" / "tune.json"
+    stored = json.loads(ledger.read_text())
+    del stored["search"]["tables"]
+    stored["search"]["files"] = {
+        Path(use).name: content for use, content in stored["search"]["files"].items()
+    }
+    ledger.write_text(json.dumps(stored))
+    lines: list[str] = []
+    again = Runs(monkeypatch)
+    tune_scenario(folder / "ring.yaml", folder / "space.yaml", 2, run_dir=tmp_path / "s", say=lines.append)
+    assert not again.ran
+    assert any("nothing shows that its data are the same" in line for line in lines)
 
 
 def test_the_command_prints_the_table_or_json(folder, tmp_path, monkeypatch):

@@ -206,6 +206,29 @@ def test_the_winner_loads_from_any_folder(folder, tmp_path):
     assert list(best.stages) == ["pretrain", "finetune", "rl"]
 
 
+def test_the_winner_names_folders_patterns_and_missing_tables_by_absolute_paths(folder, tmp_path):
+    subject = _subject(folder, "data.interactions=data/*.parquet", "data.items=../ring/items")
+    (tmp_path / "best.yaml").write_text(subject.to_yaml({}))
+    best, _ = load_scenario(tmp_path / "best.yaml")
+    assert best.data.interactions == str(folder / "data" / "*.parquet")
+    assert best.data.items == str(folder / "../ring/items")
+
+
+def test_the_winner_keeps_texts_that_only_look_like_a_file_beside_it(folder, tmp_path):
+    (folder / "n.a").write_text("")
+    subject = _subject(folder, "data.missing=[n.a]")
+    (tmp_path / "best.yaml").write_text(subject.to_yaml({}))
+    assert load_scenario(tmp_path / "best.yaml")[0].data.missing == ["n.a"]
+
+
+def test_files_of_the_same_name_in_two_folders_are_told_apart(folder):
+    (folder / "other").mkdir()
+    (folder / "other" / "own.py").write_text((folder / "rewards" / "own.py").read_text() + "\n# other\n")
+    hashes = _subject(folder, "stages.rl.rewards.hit.use=other/own.py:own").as_json()["files"]
+    assert set(hashes) == {"rewards/own.py", "other/own.py"}
+    assert len(set(hashes.values())) == 2
+
+
 def test_a_scenario_whose_data_is_not_there_is_refused_by_its_data(folder):
     space = _space(folder, "model.dropout: [0.0, 0.2]")
     with pytest.raises(ConfigError, match="amazon-sid is shipped without data"):

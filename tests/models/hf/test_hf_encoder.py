@@ -1,6 +1,7 @@
 """Text encoders: a vector a text, whatever stands beside it; mistakes in one line."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,57 @@ def test_a_text_has_the_vector_that_it_has_alone(tmp_path):
         assert together.shape == (4, 32)
         np.testing.assert_allclose(together, alone, atol=1e-5)
     assert not np.allclose(together[0], together[1])
+
+
+def test_texts_are_cut_to_what_the_model_or_its_tokenizer_reads(tmp_path):
+    from transformers import AutoTokenizer
+
+    words = [
+        "old",
+        "house",
+        "red",
+        "films",
+        "new",
+        "blue",
+        "green",
+        "a",
+        "user",
+        "liked",
+        "next",
+        "old",
+        "house",
+    ]
+    folder_of(
+        tmp_path / "encoder",
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 8},
+    )
+    long, cut, shorter = encode({"path": "encoder"}, [" ".join(words[:n]) for n in (13, 8, 7)], tmp_path)
+    np.testing.assert_allclose(long, cut, atol=1e-5)
+    assert not np.allclose(cut, shorter)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "encoder", model_max_length=7)
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    again = encode({"path": "encoder"}, [" ".join(words[:n]) for n in (13, 8, 7)], tmp_path)
+    np.testing.assert_allclose(again, np.stack([shorter] * 3), atol=1e-5)
+
+
+def test_an_encoder_that_cannot_read_the_texts_is_one_line(tmp_path):
+    folder_of(tmp_path / "encoder")
+    folder_of(tmp_path / "large", extra_words=("more", "words"))
+    for file in (tmp_path / "large").glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "encoder" / file.name)
+    with pytest.raises(ConfigError, match=r"^tokenizer\.vectors: .* rows for only 15: word 16 has none"):
+        encode({"path": "encoder"}, ["old words"], tmp_path)
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    # RoBERTa's first positions are of padding, so that it reads two tokens fewer than its config says.
+    folder_of(
+        tmp_path / "offset",
+        {"model_type": "roberta", "max_position_embeddings": 8, "pad_token_id": 1, **small},
+    )
+    with pytest.raises(
+        ConfigError, match=r"offset cannot read texts of 8 tokens: .* set model_max_length"
+    ) as error:
+        encode({"path": "offset"}, ["old house " * 10], tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_code_of_a_folder_is_not_run_even_if_the_user_says_yes(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """An HF recommender as a folder of transformers, read back by it and by a run; and words that learn what codes mean."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,18 @@ def test_a_tokenizer_goes_along_and_sampling_does_not(tmp_path):
     assert settings.temperature in (None, 1.0)
 
 
+def test_a_tokenizer_with_gaps_in_its_ids_is_refused_before_codes_replace_words(tmp_path):
+    path = Path(folder_of(tmp_path / "base", extra_words=[f"word{number}" for number in range(20)]))
+    file = path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {word: row for word, row in vocabulary.items() if row < 10 or row == 34}
+    file.write_text(json.dumps(content))
+    model = recommender(features={}, path=str(path))
+    with pytest.raises(ConfigError, match="the tokenizer of 11 words has ids up to 34, with gaps"):
+        write_folder(model, {"path": str(path)}, 3, tmp_path / "out")
+
+
 def test_other_codes_collide_with_an_exported_vocabulary(tmp_path):
     options = {"config": QWEN3}
     write_folder(recommender(features={}, **options), options, 3, tmp_path)
@@ -87,8 +100,10 @@ def test_other_codes_collide_with_an_exported_vocabulary(tmp_path):
 def test_a_tokenizer_of_more_words_than_rows_is_refused(tmp_path):
     path = folder_of(tmp_path / "base")
     folder_of(tmp_path / "large", extra_words=("more", "words", "than", "rows"))
-    with pytest.raises(ConfigError, match="backbone has rows for only 15"):
-        recommender(path=path, tokenizer=str(tmp_path / "large"), prompt="rows {history}")
+    recommender(path=path, tokenizer=str(tmp_path / "large"), prompt="house {history}")  # the last row
+    for word in ("more", "rows"):
+        with pytest.raises(ConfigError, match="backbone has rows for only 15"):
+            recommender(path=path, tokenizer=str(tmp_path / "large"), prompt=f"{word} {{history}}")
 
 
 def test_a_plan_knows_the_parameters(tmp_path):

@@ -5,6 +5,7 @@ The backend is JAX; `test_tensorflow.py` runs this file with TensorFlow (`NONET_
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -55,6 +56,10 @@ class Forgetful(layers.Layer):
 
     def get_config(self):
         return {"name": self.name}
+
+
+def own_metric(label, output):
+    return ops.mean(output)
 
 
 class Stepped(keras.Model):
@@ -228,11 +233,19 @@ REFUSED = {
     ),
     "smoothing": (
         "model.compile('adam', keras.losses.BinaryCrossentropy(True, label_smoothing=0.1))",
-        "compiled with the loss binary_crossentropy, and Nonet",
+        "compiled with the loss binary_crossentropy, label_smoothing=0.1, and Nonet",
+    ),
+    "probabilities by the name of a class": (
+        "model.compile('adam', 'BinaryCrossentropy')",
+        "with the loss BinaryCrossentropy, from_logits=False, and Nonet",
+    ),
+    "a loss that Keras does not know": (
+        "model.compile('adam', 'no_such_loss')",
+        "compiled with the loss no_such_loss, and Nonet",
     ),
     "a sum": (
         "model.compile('adam', keras.losses.BinaryCrossentropy(True, reduction='sum'))",
-        "compiled with the loss binary_crossentropy, and Nonet",
+        "compiled with the loss binary_crossentropy, reduction=sum, and Nonet",
     ),
     "a weight of the loss": (
         "model.compile('adam', keras.losses.BinaryCrossentropy(True), loss_weights=2.0)",
@@ -276,6 +289,21 @@ def test_what_is_honoured_is_accepted(name, tmp_path):
     assert ranker.compiled.layer_losses == ([LayerLoss.MEAN] if name == "a loss in training" else [])
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "'bce'",
+        "'binary_crossentropy'",
+        "'BinaryCrossentropy'",
+        "keras.losses.binary_crossentropy",
+        "keras.losses.BinaryCrossentropy()",
+    ],
+)
+def test_the_log_loss_of_probabilities_is_accepted_however_it_is_spelled(loss, tmp_path):
+    lines = f"{end_with('ops.sigmoid(logit)')};model.compile('adam', {loss})"
+    assert not make(tmp_path, lines, from_logits=False).compiled.from_logits
+
+
 def test_an_optimizer_of_several_rates_is_refused(tmp_path):
     keras, _ = load_keras(BACKEND, 1)
     if not hasattr(keras.optimizers, "MultiOptimizer"):
@@ -302,6 +330,25 @@ def test_a_plan_steps_the_model_and_builds_it_again(tmp_path):
         match=r"stored model cannot be made; layers of your own .*get_config: TypeError: Could not locate class .Own",
     ):
         check(tmp_path, end_with("layers.Dense(1)(Own('none')(hidden))"))
+
+
+def test_functions_that_only_metrics_and_models_inside_are_compiled_with_need_not_be_registered(tmp_path):
+    metrics = "metrics=[own_metric], weighted_metrics=[own_metric]"
+    compiled = f"model.compile(optimizers.Adam(0.5), {metrics})"
+    assert check(tmp_path, compiled)
+    ranker = make(tmp_path, compiled)
+    again = make(tmp_path, "pass", **ranker.stored_options)
+    assert again.architecture == ranker.architecture
+    assert float(again.compiled.optimizer.learning_rate.numpy()) == 0.5
+    # An earlier version stored the metrics too.
+    stored = json.loads(ranker.architecture)
+    stored["compile_config"]["metrics"] = ["no_such_metric"]
+    make(tmp_path, "pass", **{**ranker.stored_options, "architecture": json.dumps(stored)})
+    inner = (
+        "x = keras.Input((4,)); inner = keras.Model(x, layers.Dense(2)(x));"
+        "inner.compile('adam', own_metric);" + end_with("layers.Dense(1)(inner(hidden))")
+    )
+    assert check(tmp_path, inner)
 
 
 def test_a_model_that_its_configuration_does_not_make_again_is_refused(tmp_path):

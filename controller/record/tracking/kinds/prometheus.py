@@ -41,6 +41,7 @@ FAMILIES = {
     "nonet_run_restarts": MetricFamily("gauge", "Recoveries from lost workers and controllers"),
     "nonet_run_isolated_nodes": MetricFamily("gauge", "Nodes that the run does not use because probes failed"),
     "nonet_run_unsent_bytes": MetricFamily("gauge", "Bytes of metrics.jsonl that a tracker lacks", ("tracker",)),
+    "nonet_train_start_timestamp_seconds": MetricFamily("gauge", "When training began, or was continued"),
     "nonet_train_step": MetricFamily("gauge", "Applied steps of a stage", ("stage",)),
     "nonet_train_steps": MetricFamily("gauge", "Planned steps of a stage", ("stage",)),
     "nonet_train_progress_timestamp_seconds": MetricFamily("gauge", "When the last step was reported", ("stage",)),
@@ -86,9 +87,14 @@ class PrometheusSink(TrackerSink):
         self._metrics: dict[str, Any] = {}  # Ray's metrics by name
         self._totals: dict[tuple[str, tuple[str, ...]], float] = {}  # newest known sum by counter and labels
         self._groups: set[str] = set()
+        self._status: Mapping[str, Any] = {}  # the newest one
+        self._has_begun = False  # a stage
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
-        """Export the number of steps of a stage."""
+        """Export the number of steps of a stage, and when the first one began."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._set("nonet_train_start_timestamp_seconds", time.time())
         self._set("nonet_train_steps", steps, stage)
         self._set("nonet_train_step", applied_steps, stage)
 
@@ -99,6 +105,7 @@ class PrometheusSink(TrackerSink):
 
     def set_status(self, status: Mapping[str, Any]) -> None:
         """Export the state of the run, its workers, waits, recoveries and requests to storage."""
+        self._status = status
         self._set("nonet_run_updated_timestamp_seconds", time.time())
         self._set("nonet_run_active", float(status["state"] in ("starting", "running")))
         self._set("nonet_run_failed", float(status["state"] == "failed"))
@@ -118,7 +125,8 @@ class PrometheusSink(TrackerSink):
 
     def close(self, state: str) -> None:
         """Export that the run has ended."""
-        self.set_status({"state": state})
+        # What still is, such as workers, is none; what was, such as recoveries, stays.
+        self.set_status({**self._status, "state": state, "groups": {}, "waits": (), "silent_workers": 0})
 
     def _write_point(self, point: MetricPoint) -> None:
         """Export one value."""

@@ -221,10 +221,26 @@ def test_prometheus_gets_the_state_of_a_run_and_counters_grow_by_what_was_added(
     assert exported["nonet_storage_requests_total", "shop-1", "write"] == 5
     assert exported["nonet_storage_failures_total", "shop-1", "write"] == 1
     assert exported["nonet_storage_seconds_total", "shop-1", "write"] == 0.75
+    sink.set_status(status | {"restarts": 3, "isolated": ["node"], "storage": {"write": {"requests": 2}}})
+    sink.set_status(status | {"restarts": 3, "isolated": ["node"], "storage": {"write": {"requests": 6}}})
+    assert exported["nonet_storage_requests_total", "shop-1", "write"] == 6, "a smaller total adds nothing"
     sink.close("failed")
     assert exported["nonet_run_active", "shop-1"] == 0
     assert exported["nonet_run_failed", "shop-1"] == 1
     assert exported["nonet_run_workers", "shop-1", "trainer"] == 0, "groups that ended have no workers"
+    assert exported["nonet_run_silent_workers", "shop-1"] == exported["nonet_run_waits", "shop-1"] == 0
+    assert exported["nonet_run_restarts", "shop-1"] == 3, "the run had recoveries after its end too"
+    assert exported["nonet_run_isolated_nodes", "shop-1"] == 1
+
+
+def test_prometheus_gets_the_time_at_which_training_began_once_for_all_stages(monkeypatch, exported):
+    now = [100.0]
+    monkeypatch.setattr(prometheus.time, "time", lambda: now[0])
+    sink = prometheus.PrometheusSink(TrackedRun("shop-1", None))  # pyright: ignore[reportArgumentType]
+    sink.begin("pretrain", 10, 0)
+    now[0] = 200.0
+    sink.begin("finetune", 10, 0)
+    assert exported["nonet_train_start_timestamp_seconds", "shop-1"] == 100.0
 
 
 def test_mlflow_gets_names_that_it_allows():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import ray
 
+from nonet.controller.record import RunFolder
 from nonet.deploy.after.chaos import format_chaos, run_chaos
+from nonet.deploy.after.chaos.faults import Fault
 from nonet.deploy.after.chaos.page import render_chaos_page
 from nonet.deploy.run import api
 from nonet.errors import ConfigError
@@ -50,6 +53,7 @@ def test_the_result_names_each_kind_of_fault_with_its_recovery_and_restarts():
         ["kill", "trainer", "1", "1", "2.5", "s"],
     ]
     assert "the run ended before 1 of 3 faults" in lines
+    assert "1 of 2 faults hit nothing" in lines
     assert "nothing was lost, doubled or computed otherwise" in lines
     assert "ranks of rl differ" in format_chaos(RESULT | {"lost": ["ranks of rl differ"]})
 
@@ -59,7 +63,9 @@ def test_the_page_has_each_fault_and_what_was_lost():
     assert "Nothing was lost" in page
     assert "&lt;trainer&gt;-0" in page
     assert "The run ended before 1 of 3 faults." in page
-    assert "1 faults found no process, node or permission." in page
+    assert "1 of 2 faults found no process, node or permission." in page
+    hit = render_chaos_page(RESULT | {"faults": [FAULT, FAULT, FAULT | {"victim": ""}]})
+    assert "1 of 3 faults found no process, node or permission." in hit
     lost = render_chaos_page(RESULT | {"lost": ["ranks of rl differ"]})
     assert "ranks of rl differ" in lost
     assert "Nothing was lost" not in lost
@@ -70,8 +76,12 @@ def test_what_a_run_does_not_have_is_refused_before_anything_runs(
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     scenario_file = api.scenario(ring / "ring.yaml")
-    with pytest.raises(ConfigError, match="--kill names router; it takes"):
+    with pytest.raises(ConfigError, match="--kill names router; of this scenario it takes"):
         run_chaos(scenario_file, targets=["router"], times=1, seed=7)
+    text = (ring / "ring.yaml").read_text()
+    (ring / "no_rl.yaml").write_text(f"{text.split('  rl:')[0]}evaluate:{text.split('evaluate:')[1]}")
+    with pytest.raises(ConfigError, match="--kill names reward; of this scenario it takes rollout, trainer"):
+        run_chaos(api.scenario(ring / "no_rl.yaml"), targets=["reward"], times=1, seed=7)
     with pytest.raises(ConfigError, match="--kill storage needs a run in object storage"):
         run_chaos(scenario_file, targets=["storage"], times=1, seed=7)
     with pytest.raises(ConfigError, match="--kill node needs a cluster of several nodes"):
@@ -97,6 +107,33 @@ def test_a_cluster_with_other_runs_is_refused_unless_it_may_be_shared(
     assert not (ring / "chaos").exists()
     with pytest.raises(Started):
         run_chaos(api.scenario(ring / "ring.yaml"), **options, shares_cluster=True)
+
+
+@pytest.mark.parametrize("victim", ["", "run/trainer-0"])
+def test_equal_runs_of_which_no_fault_hit_anything_are_no_success(
+    ring: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+):
+    class Injector(nullcontext):
+        """An injector whose one fault has hit the victim."""
+
+        def __init__(self, *_: object, **__: object):
+            super().__init__()
+            self.done = [Fault("trainer", "kill", "step", 1, 0.0, 0.0, victim)]
+
+    run = SimpleNamespace(folder=RunFolder(ring / "run"), wait=lambda panel: None)
+    stand_ins = {
+        "FaultInjector": Injector,
+        "FaultAgents": nullcontext,
+        "_start": lambda *_: run,
+        "_draw_faults": lambda *_: [],
+        "list_applied_steps": lambda run: [],
+        "list_differences": lambda *_: [],
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(f"nonet.deploy.after.chaos.chaos.{name}", stand_in)
+    result = run_chaos(api.scenario(ring / "ring.yaml"), times=1, seed=7, run_dir=ring / "chaos")
+    nothing_was_hit = "no fault hit anything, so the runs do not show what a fault does"
+    assert result["lost"] == ([] if victim else [nothing_was_hit])
 
 
 def test_a_run_with_two_faults_has_the_bits_of_an_undisturbed_one(ring: Path, ray_local: ModuleType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,16 @@ def make_run(
 
 def test_equal_runs_have_no_difference(tmp_path: Path):
     assert list_differences(make_run(tmp_path / "a"), make_run(tmp_path / "b")) == []
+
+
+def test_runs_without_checkpoints_are_not_equal(tmp_path: Path):
+    calm, disturbed = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for run in (calm, disturbed):
+        shutil.rmtree(run.checkpoints)
+    assert list_differences(calm, disturbed) == [
+        "the undisturbed run has no checkpoint, so nothing can be compared",
+        "the disturbed run has no checkpoint, so nothing can be compared",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from nonet.deploy.after.chaos.faults import KINDS_BY_TARGET, PROCESS_TARGETS, draw_faults
+import pytest
+from likes_world import make_likes
+from tests_ring import make_ring
+
+from nonet.deploy.after.chaos.faults import KINDS_BY_TARGET, check_targets, draw_faults, list_targets
+from nonet.deploy.run import api
 from nonet.errors import ConfigError
+
+PROCESS_TARGETS = tuple(target for target in KINDS_BY_TARGET if target not in ("node", "storage"))
 
 
 def test_a_schedule_is_a_function_of_its_seed_and_hits_every_target_equally_often():
@@ -32,8 +39,22 @@ def test_enough_faults_have_every_kind_of_every_target_and_every_moment():
     assert not lasting & {"kill trainer", "hang trainer", "cut trainer"}
 
 
-def test_an_unknown_target_and_more_faults_than_steps_are_refused():
-    with pytest.raises(ConfigError, match="--kill names router; it takes rollout, trainer"):
-        draw_faults(["router"], 1, 7, 10, 0.1)
+def test_more_faults_than_steps_are_refused():
     with pytest.raises(ConfigError, match="--times is 10, and the run has 10 steps"):
         draw_faults(PROCESS_TARGETS, 10, 7, 10, 0.1)
+
+
+def test_only_roles_that_a_run_has_are_targets(tmp_path: Path):
+    ring = make_ring(tmp_path)
+    everything = list_targets(api.scenario(ring / "ring.yaml").scenario)
+    assert everything == list(KINDS_BY_TARGET)
+    text = (ring / "ring.yaml").read_text()
+    start, end = text.split("  rl:\n")[0], text.split("evaluate:")[1]
+    (ring / "ring.yaml").write_text(f"{start}evaluate:{end}")
+    without_rl = list_targets(api.scenario(ring / "ring.yaml").scenario)
+    assert set(everything) - set(without_rl) == {"reward"}
+    click = list_targets(api.scenario(make_likes(tmp_path) / "likes.yaml").scenario)
+    assert not {"reward", "rollout"} & set(click)
+    assert {"trainer", "evaluator", "controller"} <= set(click)
+    with pytest.raises(ConfigError, match="--kill names reward; of this scenario it takes"):
+        check_targets(["trainer", "reward"], without_rl)

@@ -93,3 +93,53 @@ def test_one_of_the_processes_of_a_role_is_chosen_by_a_number():
     assert [select_process(processes, "rollout", draw) for draw in (4, 5)] == processes[:2]
     assert select_process(processes, "embedding", 5) == processes[2]
     assert select_process(processes, "evaluator", 5) is None
+
+
+def test_a_node_that_is_lost_before_it_is_killed_is_no_victim_and_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Agents(FaultAgents):
+        """Agents of nodes that have been lost."""
+
+        def begin(self, node: str, method: str, *arguments: Any) -> None:
+            raise LookupError(node)
+
+    monkeypatch.setattr(
+        injector_module, "list_processes", lambda *_: [("run/trainer-0", 1, "n1", ("trainer",))]
+    )
+    fault = Fault("node", "kill", "step", 3, 0.0, 0.0)
+    injector = FaultInjector(
+        RunFolder(Path("run")), [fault], Agents(), print, choose_node=lambda nodes: nodes[0]
+    )
+    assert injector._apply(fault, {"groups": {}}) == ("", "")
+
+
+def test_an_error_of_the_thread_is_raised_when_the_run_has_ended(monkeypatch: pytest.MonkeyPatch):
+    injector = FaultInjector(RunFolder(Path("run")), [FAULT], FaultAgents(), print)
+
+    def fail(*_: object) -> None:
+        raise KeyError("groups")
+
+    monkeypatch.setattr(injector, "_read_progress", fail)
+    with pytest.raises(KeyError, match="groups"), injector:
+        injector._thread.join(60)
+
+
+@pytest.mark.parametrize(("checkpoints", "n_faults"), [(["1"], 2), (["1", "2"], 3)])
+def test_no_more_than_two_faults_hit_a_run_between_two_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: list[str], n_faults: int
+):
+    monkeypatch.setattr(injector_module, "_POLL_S", 0.0)
+    injector = FaultInjector(RunFolder(Path("run")), [FAULT] * 3, FaultAgents(), lambda line: None)
+    polls = iter([name for name in checkpoints for _ in range(20)])
+
+    def read_progress(*_: object) -> dict[str, Any]:
+        if (checkpoint := next(polls, "")) == "":
+            injector._ended.set()
+        applied = 3 + len(injector.done)
+        return {"applied": applied, "checkpoint": checkpoint, "groups": {}, "losses": 0, "moment": "step"}
+
+    monkeypatch.setattr(injector, "_read_progress", read_progress)
+    monkeypatch.setattr(injector, "_apply", lambda *_: ("trainer-0", ""))
+    injector._inject_all()
+    assert len(injector.done) == n_faults

@@ -95,6 +95,13 @@ def test_why_says_what_the_controller_wrote_and_that_it_has_fallen_silent(run, c
     assert out[2] == "  trainer.update: rank 1 of 2 has not answered for 9 s"
 
 
+def test_a_controller_whose_clock_is_ahead_made_its_progress_in_the_past(run, command):
+    change(run, at=time.time() + 500, quiet_s=4.0)
+    with lock_run(run):
+        out = command("why", "mine")[1].splitlines()
+    assert out[1] == "  waits for nothing: its last progress was 4 s ago"
+
+
 def test_the_log_of_a_role_and_rank_is_found_by_the_worker_s_process(run, command):
     assert command("logs", "mine") == (0, "events\nwarned: events\n", "")
     assert command("logs", "mine", "--role", "rollout", "--rank", "1") == (0, "rank 1\nwarned: rank 1\n", "")
@@ -122,6 +129,22 @@ def test_a_log_is_followed_until_the_run_has_ended_and_nothing_is_printed_twice(
 
     monkeypatch.setattr("nonet.deploy.run.status.time.sleep", write_and_end)
     assert command("logs", "mine", "-f")[1] == "events\nwarned: events\nmore 1\nmore 2\nmore 3\n"
+
+
+def test_a_log_has_no_statuses_and_a_line_that_is_being_written_is_printed_once_and_whole(
+    run, command, monkeypatch
+):
+    held, log = lock_run(run), run.path.parent / "session_1" / "logs" / "worker-aa-01-7.out"
+    parts = ['{"format": 1, "run": ', '"mine", "state": "running"}\nha', "lf\n", "end"]
+
+    def write_and_end(_: float) -> None:
+        with log.open("a") as file:
+            file.write(parts.pop(0))
+        if not parts:
+            held.close()
+
+    monkeypatch.setattr("nonet.deploy.run.status.time.sleep", write_and_end)
+    assert command("logs", "mine", "-f")[1] == "events\nwarned: events\nhalf\nend"
 
 
 def test_watching_prints_a_line_per_change_and_ends_with_the_run(run, command, monkeypatch):

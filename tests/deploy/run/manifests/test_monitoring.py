@@ -41,6 +41,23 @@ def test_the_dashboard_and_the_rules_ask_for_metrics_that_runs_export():
         assert set(re.findall(r"(\w+)(?:=~|!=|=)\"", expression)) <= labels, expression
 
 
+def test_values_are_those_of_controllers_that_were_alive_within_the_last_minute_or_hour():
+    panels, rules = list_expressions()
+    selections = re.findall(
+        r"time\(\) - ray_nonet_run_updated_timestamp_seconds (\S) (\d+)", " ".join((*panels, *rules))
+    )
+    assert set(selections) == {("<", "60"), ("<", "3600")}
+
+
+def test_a_run_without_any_checkpoint_is_late_from_the_begin_of_its_training_on():
+    rules = yaml.parse(build_monitoring_files()["training-alerts.yaml"])["groups"][0]["rules"]
+    (late,) = (rule["expr"] for rule in rules if rule["alert"] == "NonetCheckpointsLate")
+    assert (
+        "(ray_nonet_checkpoint_timestamp_seconds or on (run, WorkerId) ray_nonet_train_start_timestamp_seconds) > 7200"
+        in late
+    )
+
+
 def test_counters_end_in_total_and_other_names_in_their_unit():
     for name, family in FAMILIES.items():
         assert name.endswith("_total") == (family.kind == "counter"), name
@@ -62,7 +79,20 @@ tests:
   - {series: 'ray_nonet_run_updated_timestamp_seconds{run="broken",WorkerId="d"}', values: '0+60x5 300x40'}
   - {series: 'ray_nonet_run_active{run="broken",WorkerId="d"}', values: '1x5 0x40'}
   - {series: 'ray_nonet_run_failed{run="broken",WorkerId="d"}', values: '0x5 1x40'}
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="new",WorkerId="e"}', values: '0+60x200'}
+  - {series: 'ray_nonet_run_active{run="new",WorkerId="e"}', values: '1x200'}
+  - {series: 'ray_nonet_train_start_timestamp_seconds{run="new",WorkerId="e"}', values: '_x5 300x195'}
+  - {series: 'ray_nonet_run_updated_timestamp_seconds{run="saved",WorkerId="f"}', values: '0+60x200'}
+  - {series: 'ray_nonet_run_active{run="saved",WorkerId="f"}', values: '1x200'}
+  - {series: 'ray_nonet_train_start_timestamp_seconds{run="saved",WorkerId="f"}', values: '300x200'}
+  - {series: 'ray_nonet_checkpoint_timestamp_seconds{run="saved",WorkerId="f"}', values: '_x60 3600x140'}
   alert_rule_test:
+  - {eval_time: 130m, alertname: NonetCheckpointsLate, exp_alerts: []}
+  - eval_time: 150m
+    alertname: NonetCheckpointsLate
+    exp_alerts:
+    - exp_labels: {severity: page, run: new, WorkerId: e}
+      exp_annotations: {summary: "A run has written no checkpoint for two hours."}
   - {eval_time: 4m, alertname: NonetRunSilent, exp_alerts: []}
   - {eval_time: 4m, alertname: NonetRunFailed, exp_alerts: []}
   - eval_time: 30m
