@@ -52,7 +52,7 @@ class _NodeFinder(importlib.abc.MetaPathFinder):
 
             def start_with_forks(self, ray_params, *args, **options):
                 if not options.get("connect_only"):
-                    _start_server(Path(module.__file__).parent / "workers/setup_worker.py")
+                    _start_server(Path(module.__file__).parent / "workers" / "setup_worker.py")
                     ray_params.update_if_absent(setup_worker_path=__file__)
                 start(self, ray_params, *args, **options)
 
