@@ -90,6 +90,7 @@ class MarkedFiles:
         if self._files.read(name) != old:
             raise StorageConflict(f"{self._uri}/{name} was written by another process")
         self._files.write(name, content)
+        self._check_mark()  # which another host may have left at the same moment
 
     def _check_mark(self) -> None:
         """Leave the mark of this host if there is none, and check that the mark is its own."""
@@ -104,7 +105,7 @@ class MarkedFiles:
             writer, host = str(stored["writer"]), str(stored["host"])
         except (ValueError, TypeError, KeyError):
             writer, host = "", "an unknown host"
-        if writer != token:
+        if (writer, host) != (token, socket.gethostname()):  # a copy of the folder has the same token
             raise ConfigError(
                 f"registry: {self._uri} is written by {host[:80]}, and its filesystem has no conditional writes, so no other "
                 "host may publish, promote, roll back or withdraw; do it there, or, once that host does it no more, remove "

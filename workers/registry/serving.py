@@ -137,21 +137,8 @@ class ServingState:
         write_whole(path, self.encode())
 
     @classmethod
-    def read(cls, path: Path) -> ServingState:
-        """Read a state from a file; the initial state if the file does not exist. Files without salts are supported.
-
-        Raises:
-            CheckpointError: The file is damaged.
-        """
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return cls()
-        return cls.parse(text, str(path))
-
-    @classmethod
     def parse(cls, text: bytes, source_name: str) -> ServingState:
-        """Parse the content of a file.
+        """Parse the content of a file. Files without salts are supported.
 
         Args:
             text: The content.

@@ -115,8 +115,8 @@ class RemoteEnginePool:
         return self._open_questions
 
     def explain_unready(self) -> str | None:
-        """Return why no engine answers, as far as this process knows; None if one does."""
-        return self.problems.get("engine")
+        """Return why no engine answers, or it is not known what is served, as far as this process knows; else None."""
+        return self._run.registry.problem or self.problems.get("engine")
 
     def close(self) -> None:
         """Stop polling."""

@@ -188,8 +188,10 @@ class EnginePool:
         return sum(len(lane.queue) for lane in list(self._built_lanes.values()))
 
     def explain_unready(self) -> str | None:
-        """Return why no model would answer; None if all queues work."""
+        """Return why no model would answer, or it is not known what is served; None if it is known and all queues work."""
         lanes = self.lanes
+        if (problem := self._run.registry.problem) is not None:
+            return problem
         if not lanes:
             return f"version {self.serving.default} is being built"
         dead_versions = [version for version, lane in lanes.items() if not lane.queue.alive]

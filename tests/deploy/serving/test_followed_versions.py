@@ -128,7 +128,7 @@ def test_the_catalogue_of_a_version_that_was_rolled_back_stops_no_later_checkpoi
     put_items(served, tmp_path, 5000)
     follower.check_once()
     assert run.registry.serving.default == 2
-    assert run.registry.rollback().default == 1, "the same weights with the catalogue before"
+    assert run.registry.rollback(1).default == 1, "the same weights with the catalogue before"
     served.commit(1)
     follower.check_once()
     assert (follower.problem, run.registry.read_version(run.registry.serving.default).base) == (None, 1)

@@ -79,6 +79,39 @@ def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
     assert theirs.serving.default == 2
 
 
+def test_a_state_that_is_lost_there_withdraws_and_refuses_as_before(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    mine.withdraw({"7"})
+    assert theirs.serving.withdrawn == theirs.announced.withdrawn == ("7",)
+    place = tmp_path / "bucket" / "r1" / "serving.json"
+    content = place.read_bytes()
+    place.unlink()
+    for registry in (mine, theirs, at("late")):
+        for ask in (lambda: registry.serving, lambda: registry.announced, lambda: registry.withdraw({"8"})):  # noqa: B023
+            with pytest.raises(CheckpointError, match=r"r1/serving.json is missing, so it is not known"):
+                ask()
+        assert registry.problem is not None
+    assert VersionRegistry(tmp_path / "theirs").serving.withdrawn == ("7",)
+    place.write_bytes(content)
+    assert theirs.serving.withdrawn == theirs.announced.withdrawn == ("7",)
+    assert theirs.problem is None
+
+
+def test_a_damaged_file_is_repaired_by_what_the_other_side_has(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    version = mine.publish(contents(tmp_path))
+    assert theirs.serving.default == 1
+    here, there = (tmp_path / folder / "blobs" / version.dense for folder in ("theirs", "bucket/r1"))
+    whole = here.read_bytes()
+    here.write_bytes(b"x" * len(whole))
+    at("theirs").locate_files(version)
+    assert here.read_bytes() == whole
+    there.write_bytes(whole[:9])
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    assert there.read_bytes() == whole
+
+
 def test_a_push_that_ends_early_shows_no_version(at, tmp_path, monkeypatch):
     mine, theirs = at("mine"), at("theirs")
     mine.publish(contents(tmp_path))
