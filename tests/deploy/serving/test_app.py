@@ -200,6 +200,15 @@ def test_messages_and_lengths_are_bounded(client):
     assert answer.json()["error"]["kind"] == "too_large"
 
 
+def test_a_body_in_chunks_is_refused_whatever_its_length_says(client):
+    for headers in (
+        {"content-length": "5", "transfer-encoding": "chunked"},
+        {"transfer-encoding": "chunked"},
+    ):
+        answer = client.post("/recommend", content=b'{"user": 103}', headers=headers)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (411, "no_length")
+
+
 def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):
     monkeypatch.setenv("NONET_TOKEN", "secret")
     app = build_single_process_app(str(served.folder.path), ServeConfig(follow=False), True)
