@@ -31,6 +31,7 @@ from nonet.errors import NonetError
 from nonet.journal import StorageFull
 from nonet.suggest import suggest_sentence
 
+_LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _PAGES = ("/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
 _UNLIMITED_PATHS = (*_PAGES, "/metrics", "/healthz", "/readyz")  # which have no rate limit
@@ -58,11 +59,13 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     app.state.service = service
     access, callers = AccessPolicy.from_environment(local), CallerResolver(proxies)
 
-    def is_to_own_name(request: Request) -> bool:
-        """Return whether a request may be answered: a page of another site reaches a local server by another name."""
-        host = request.headers.get("host", "")
+    # All connections to a local server are of this machine. The peer that uvicorn reports may be one that a page has named.
+    has_any_name = access.needs_tokens or any(map(callers.is_trusted, _LOCAL_ADDRESSES))
+
+    def may_be_asked_by(host: str) -> bool:
+        """Return whether a request to a host may be answered: a page of another site reaches a local server by another name."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        return name in _LOCAL_NAMES or access.needs_tokens or callers.is_trusted(get_peer(request))
+        return has_any_name or name in _LOCAL_NAMES
 
     def check_may_change(request: Request) -> None:
         """Raise a 401 error if the request's token does not allow it to post events."""
@@ -78,14 +81,10 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
                 401, "queries need a token: send NONET_READ_TOKEN as `Authorization: Bearer ...`"
             )
 
-    def get_peer(request: Request) -> str:
-        """Return the address of the request's connection."""
-        return request.client.host if request.client else "unknown"
-
     def get_caller(request: Request) -> str:
         """Return the key by which the rate limit of the request's caller is counted."""
-        is_known = access.is_known(_get_token(request))
-        return callers.choose_limit_key(get_peer(request), request.headers, is_known)
+        peer = request.client.host if request.client else "unknown"
+        return callers.choose_limit_key(peer, request.headers, access.is_known(_get_token(request)))
 
     def hide_history(request: Request, body: RecommendRequest | ScoreRequest, listed: Listed) -> Listed:
         """Return the response after removing the user's history unless the caller may see it or sent it."""
@@ -171,12 +170,12 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
             )
         if len(content_length) > _MAX_LENGTH_DIGITS or int(content_length) > MAX_BODY_BYTES:
             return _make_failure(413, "too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
-        if not is_to_own_name(request):
+        if not may_be_asked_by(request.headers.get("host", "")):
             return _make_failure(
                 403,
                 "foreign_host",
                 "a server without tokens answers to 127.0.0.1, localhost and [::1] only, so that no page on the web can read it "
-                f"through a browser; set {WRITE_TOKEN} and {READ_TOKEN}, or ask through a proxy that `proxies` names",
+                f"through a browser; set {WRITE_TOKEN} and {READ_TOKEN}, or name your proxy on this machine in `proxies`",
             )
         return None
 

@@ -159,8 +159,9 @@ def test_an_empty_token_allows_nothing():
         ({"read": "read"}, False),  # posts need no token
         ({"write": "write", "read": "read"}, True),
         ({"proxies": ["127.0.0.1"]}, True),
-        ({"proxies": ["10.0.0.0/8"]}, False),  # the request comes from another address
-        ({"proxies": ["10.0.0.0/8"], "peer": "10.1.2.3"}, True),
+        ({"proxies": ["::/64"]}, True),
+        ({"proxies": ["10.0.0.0/8"]}, False),  # no proxy there reaches this server
+        ({"proxies": ["10.0.0.0/8"], "peer": "10.1.2.3"}, False),  # an address that a page has made up
         ({"local": False}, True),
     ],
 )
