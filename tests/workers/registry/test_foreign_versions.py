@@ -201,6 +201,21 @@ def test_what_was_kept_when_its_ancestor_was_rolled_back_is_promoted_and_built_o
     assert made.promote(4).default == 4
 
 
+def test_a_version_that_was_rolled_back_is_no_base_though_what_was_made_from_it_is_served(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    for number in range(3):
+        made.publish(contents(tmp_path, rows=[number]), base=number or None)
+    made.promote(2, 0.2)
+    assert (made.rollback().default, made.serving.refused) == (3, (2,))
+    for change in (
+        lambda: made.publish(contents(tmp_path, rows=[9]), base=2),
+        lambda: made.renew(2, "another trie", {}),
+    ):
+        with pytest.raises(StaleVersion, match="version 2 was rolled back"):
+            change()
+    assert made.list_versions() == [1, 2, 3]
+
+
 def test_a_checkpoint_that_was_rolled_back_is_not_followed_again(tmp_path):
     made = VersionRegistry(tmp_path / "registry")
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from registry_world import before_write, contents, layer, read
 
-from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.errors import CheckpointError, ConfigError, DeadlineExceeded, StaleVersion
 from nonet.workers.registry import RemoteRegistry, VersionRegistry, open_registry
+from nonet.workers.registry import registry as registry_module
 from nonet.workers.registry.remote import check_address
 
 
@@ -341,6 +342,14 @@ def test_processes_of_one_host_that_read_at_once_do_not_disturb_each_other(at, t
 
     server._download = download_while_another_reads
     assert server.serving.default == 1
+
+
+def test_processes_of_one_host_change_an_address_one_after_the_other(at, monkeypatch):
+    server, command = at("host"), at("host")
+    monkeypatch.setattr(registry_module, "_CHANGE_WAIT_S", 0.1)
+    with server._lock(), pytest.raises(DeadlineExceeded, match=r"\.lock"):
+        command.withdraw({"1"})
+    assert command.withdraw({"2"}).withdrawn == server.serving.withdrawn == ("2",)
 
 
 RUNS = [{"run": "feed", "data": "d", "start": start} for start in ("one", "two", "")]
