@@ -471,8 +471,8 @@ class VersionRegistry:
         newest = max(self.list_versions(), default=0)
         if newest >= MAX_NUMBER:
             raise ConfigError(
-                f"{self._locate_manifest(newest)} has the largest number of a version, so no version can follow it; remove it, "
-                "which Nonet has not written"
+                f"{self._locate_manifest(newest)} has the largest number of a version, so no version can follow it; Nonet has "
+                "not written it, so remove it"
             )
         return newest + 1
 

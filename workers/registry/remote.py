@@ -153,10 +153,16 @@ class RemoteRegistry(VersionRegistry):
             self._is_pushing = False
 
     def _refresh(self) -> None:
-        """Download what has changed at the address, unless it was read less than `max_age_s` ago or is being changed."""
+        """Download what has changed at the address, unless it was read less than `max_age_s` ago or is being changed.
+
+        What could not be read is read again at once, so that its problem is reported as long as it lasts.
+        """
         with self._refresh_lock:
             is_recent = time.monotonic() - self._refreshed_at < self._max_age_s
-            if not self._changing and not is_recent:
+            is_whole = self.problem is None and (
+                self._remote_serving is None or (self.root / SERVING).exists()
+            )
+            if not self._changing and not (is_recent and is_whole):
                 self._fetch(download_files=True)
 
     def _fetch(self, download_files: bool) -> None:

@@ -291,7 +291,7 @@ def test_no_version_follows_the_largest_number(tmp_path):
     made.publish(contents(tmp_path))
     place = made.root / "versions" / f"{10**18 - 1}.json"
     place.write_text("{}")
-    with pytest.raises(ConfigError, match=r"9{18}.json has the largest number .*; remove it"):
+    with pytest.raises(ConfigError, match=r"9{18}.json has the largest number .*, so remove it"):
         made.publish(contents(tmp_path, rows=[1], step=2), base=1)
     assert made.list_versions() == [1, 10**18 - 1]
     place.unlink()

@@ -99,6 +99,22 @@ def test_a_state_that_is_lost_there_withdraws_and_refuses_as_before(at, tmp_path
     assert theirs.problem is None
 
 
+@pytest.mark.parametrize("lost", ["serving.json", "blobs"])
+def test_what_cannot_be_read_at_an_address_is_reported_as_long_as_it_lasts(tmp_path, lost):
+    bucket = tmp_path / "bucket"
+    RemoteRegistry(tmp_path / "mine", f"file://{bucket}").publish(contents(tmp_path))
+    reader = RemoteRegistry(
+        tmp_path / ("late" if lost == "blobs" else "mine"), f"file://{bucket}", max_age_s=3600
+    )
+    (bucket / lost).rename(bucket / "away")
+    for _ in range(3):
+        with pytest.raises(CheckpointError, match=rf"bucket/{lost}.*missing"):
+            _ = reader.serving
+        assert (reader.problem is None) == (lost == "blobs")
+    (bucket / "away").rename(bucket / lost)
+    assert reader.serving.default == 1
+
+
 def test_a_damaged_file_is_repaired_by_what_the_other_side_has(at, tmp_path):
     mine, theirs = at("mine"), at("theirs")
     version = mine.publish(contents(tmp_path))
