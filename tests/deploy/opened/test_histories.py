@@ -115,7 +115,7 @@ def test_a_post_is_recognized_by_what_was_sent_whatever_is_known_when_it_is_sent
     reader = EventReader(corpus, histories)
     post = [{"item": 1001}, {"item": 99_999, "event": None}]
     assert reader.post("7", post, "a") == (1, [99_999], True)
-    monkeypatch.setattr(reader, "find_items", lambda ids: (np.arange(len(ids)), []))
+    monkeypatch.setattr(EventReader, "find_items", lambda self, ids: (np.arange(len(ids)), []))
     monkeypatch.setattr(events_module, "get_present", lambda: 1_900_000_000)
     assert reader.post("7", post, "a") == (2, [], False)
     again = UserHistories(corpus, journal)
