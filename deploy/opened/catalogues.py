@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nonet.controller.record import CATALOGUES, RunFolder, fetch_artifacts
+from nonet.errors import CheckpointError
 from nonet.models.generation import Corpus
 
 _MAX_KEPT = 2  # versions that stay in memory besides the first, the newest and the one that is asked for
@@ -52,11 +53,19 @@ class CatalogueVersions:
         return self._first if corpus is None else corpus
 
     def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
-        """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file."""
+        """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file.
+
+        Raises:
+            CheckpointError: The file was read before and has disappeared.
+        """
         path = Path(self._folder.path) / CATALOGUES
         try:
             stat = path.stat()
         except OSError:  # no version was added
+            if self._listed_state:
+                raise CheckpointError(
+                    f"{path} is missing, so it is not known which items were added or withdrawn; put it back from a copy"
+                ) from None
             return self._listed[:1]
         state = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if state != self._listed_state:

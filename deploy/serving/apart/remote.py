@@ -126,13 +126,13 @@ class RemoteEnginePool:
         """Poll the run for its newest catalogue and its registry's state, until `close`."""
         while not self._stopped.wait(_REGISTRY_POLL_S):
             try:
+                serving = self._run.registry.announced
+                self.swaps += serving != self.serving
+                self.serving = serving
                 newest = self._run.catalogues.get_newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
-                serving = self._run.registry.announced
-                self.swaps += serving != self.serving
-                self.serving = serving
                 self.problems.pop("registry", None)
             except Exception as error:  # the problem may be gone at the next poll
                 self.problems["registry"] = " ".join(str(error).split())[:200]

@@ -285,7 +285,6 @@ class EnginePool:
     def _build_in_background(self, version: int) -> None:
         """Build a version and activate it; a background thread runs this."""
         try:
-            self._follow_catalogue()
             self._build(version)
         finally:
             with self._change_lock:
@@ -295,6 +294,7 @@ class EnginePool:
     def _build(self, version: int) -> None:
         """Build the lane of a version and add it to the built ones; if that fails, record the reason in `problems`."""
         try:
+            self._follow_catalogue()
             states = PrefixStates(self._state_bytes) if self._state_bytes else None
             engine = self._run.load_engine(self._run.registry.read_version(version), self._device, states)
             if self._state_bytes and engine.states is None:
