@@ -32,6 +32,9 @@ class CatalogueVersions:
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
         self._listed_state: tuple[int, ...] = ()
 
+    def __contains__(self, version: str) -> bool:
+        return version in dict(self._list_versions())
+
     def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
         corpus = self._corpus_by_version.get(version)
