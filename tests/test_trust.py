@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import py_compile
+import re
 import runpy
 import subprocess
 import sys
@@ -19,7 +20,13 @@ from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles, import_file, load_reference
 from nonet.rl.rewards import find_reward
 from nonet.rl.rewards.ctr import PredictedClick
-from nonet.run_code import CodePart, list_references, read_code_parts, read_copy_records
+from nonet.run_code import (
+    CodePart,
+    list_references,
+    read_code_parts,
+    read_copy_records,
+    read_registry_address,
+)
 from nonet.trust import (
     add_references,
     add_stored_references,
@@ -669,15 +676,22 @@ def serving(run) -> Path:
     return run / "serving"
 
 
-def test_an_address_for_versions_that_came_with_a_run_is_not_used_before_it_is_approved(run, serving):
+def test_an_address_for_versions_that_came_with_a_run_is_not_used_before_it_is_approved(
+    run, serving, monkeypatch
+):
     check_registry(serving, "s3://theirs/movies")  # a folder of the user's own choice
     guard_folder(run)
     with pytest.raises(
         ConfigError, match=r"registry.uri names s3://theirs/movies, .*NONET_TRUST=\w{32}; if not"
     ) as error:
         check_registry(serving, "s3://theirs/movies")
-    assert read_code_parts(run)["serving/registry.uri"].hash in str(error.value)
+    (own_hash,) = re.findall(r"NONET_TRUST=(\w+)", str(error.value))
     approve_code(run)
+    monkeypatch.setenv("NONET_TRUST", compute_code_hash(run))
+    with pytest.raises(ConfigError, match="names s3://theirs"):  # whoever approves code approves no address
+        check_registry(serving, "s3://theirs/movies")
+    assert is_approved(run)
+    monkeypatch.setenv("NONET_TRUST", own_hash)
     check_registry(serving, "s3://theirs/movies")
     with pytest.raises(ConfigError, match="names s3://others"):
         check_registry(serving, "s3://others/movies")
@@ -696,7 +710,7 @@ def test_an_address_that_the_user_has_given_is_approved_for_one_folder(run, serv
 
 def test_an_address_for_versions_does_not_keep_workers_from_running(run, serving):
     guard_folder(run)
-    approve_parts([part for name, part in read_code_parts(run).items() if name != "serving/registry.uri"])
+    approve_code(run)
     check_folder(run, "a run")
 
 
@@ -704,4 +718,4 @@ def test_an_address_for_versions_does_not_keep_workers_from_running(run, serving
 def test_a_damaged_address_for_versions_is_named(run, serving, content):
     (serving / "registry.uri").write_bytes(content)
     with pytest.raises(ConfigError, match=r"registry.uri is not the address of a registry"):
-        read_code_parts(run)
+        read_registry_address(serving / "registry.uri")

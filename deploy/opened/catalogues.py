@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nonet.atomic import refuse_damage
 from nonet.controller.record import CATALOGUES, RunFolder, fetch_artifacts
+from nonet.errors import CheckpointError
 from nonet.models.generation import Corpus
 
 _MAX_KEPT = 2  # versions that stay in memory besides the first, the newest and the one that is asked for
@@ -31,6 +32,9 @@ class CatalogueVersions:
         # (version, artifact folders by kind), oldest first, as read from the file in the state below
         self._listed: list[tuple[str, dict[str, str]]] = [(first.trie.version, dict(folders))]
         self._listed_state: tuple[int, ...] = ()
+
+    def __contains__(self, version: str) -> bool:
+        return version in dict(self._list_versions())
 
     def get_corpus(self, version: str) -> Corpus | None:
         """Return the corpus of a version of the catalogue; None if the run has no such version."""
@@ -53,11 +57,19 @@ class CatalogueVersions:
         return self._first if corpus is None else corpus
 
     def _list_versions(self) -> list[tuple[str, dict[str, str]]]:
-        """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file."""
+        """Return (version, artifact folders) of all catalogues, oldest first, from the run's `CATALOGUES` file.
+
+        Raises:
+            CheckpointError: The file was read before and has disappeared.
+        """
         path = Path(self._folder.path) / CATALOGUES
         try:
             stat = path.stat()
         except OSError:  # no version was added
+            if self._listed_state:
+                raise CheckpointError(
+                    f"{path} is missing, so it is not known which items were added or withdrawn; put it back from a copy"
+                ) from None
             return self._listed[:1]
         state = stat.st_mtime_ns, stat.st_ino, stat.st_size
         if state != self._listed_state:

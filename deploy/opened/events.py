@@ -18,6 +18,7 @@ from nonet.samples.tables import IdKind, as_numbers
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
+_MAX_AHEAD_S = 86_400  # that the time of a posted event may be ahead, for clocks and time zones that differ
 _MAX_HISTORY_ITEMS = 10_000  # that a request may give instead of a user
 
 
@@ -61,7 +62,7 @@ class EventReader:
         known, unknown = self.check_posted_events(events)
         if not known:
             return 0, unknown, True
-        return len(known), unknown, self.histories.post(name, known, id)
+        return len(known), unknown, self.histories.post(name, known, id, events)
 
     def list_example_users(self, count: int) -> list[int | str]:
         """Return the ids of a few users of the data whose numbers of events are near the median."""
@@ -87,7 +88,16 @@ class EventReader:
         """
         if not 1 <= len(events) <= MAX_PER_REQUEST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
-        return self._convert_events(events, get_present(), spread=False)
+        now = get_present()
+        known, unknown = self._convert_events(events, now, spread=False)
+        newest = max((event["time"] for event in known), default=now)
+        if newest > now + _MAX_AHEAD_S:
+            raise Refused(
+                "bad_time",
+                f"an event has the time {newest} in unix seconds, more than a day from now ({now}); give the time at which it "
+                f"happened, in the unit of the run's log ({self.vocabulary.time_unit}) or as ISO 8601 text, or none for now",
+            )
+        return known, unknown
 
     def _make_posted_event(self, event: Mapping[str, Any], item_index: int, time: int) -> dict[str, Any]:
         """Convert one event to `UserHistories.post`'s form. Raises Refused if a value is not valid.

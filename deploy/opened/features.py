@@ -141,7 +141,8 @@ class RequestFeatures(EventReader):
 
     def renew(self, catalogue: Catalogue) -> None:
         """Use a later version of the catalogue: new items become known, and removed items are never shown."""
-        self.items = CatalogueItems(catalogue, self.items)
+        items = CatalogueItems(catalogue, self.items)
+        self.histories.n_items, self.items = len(items), items
 
     def make_list_question(self, *arguments: Any, **options: Any) -> PreparedQuestion:
         """Make the question for the k best items with its joined columns; arguments are those of `prepare_list_question`.

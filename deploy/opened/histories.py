@@ -49,6 +49,9 @@ class UserHistories:
             other items are quarantined.
         options: Size and age of the journal's segments.
         read_only: Whether to read the journal without changing it, because a server may be writing to it.
+
+    Attributes:
+        n_items: As above; set it when the catalogue gets new items.
     """
 
     def __init__(
@@ -74,9 +77,9 @@ class UserHistories:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._journal: LineJournal | None = None
         self.quarantined = 0
+        self.n_items = len(corpus.item_id) if n_items is None else n_items
         if journal is not None:
             self._journal = LineJournal(journal, options or JournalOptions(), read_only=read_only)
-            self._n_items = len(corpus.item_id) if n_items is None else n_items
             self._replay(self._journal, read_only)
             if options is not None and options.retention_days is not None and not read_only:
                 threading.Thread(target=self._expire_segments, name="retention", daemon=True).start()
@@ -180,13 +183,20 @@ class UserHistories:
             columns,
         )
 
-    def post(self, user: str, events: Sequence[Mapping[str, Any]], id: str | None = None) -> bool:
+    def post(
+        self,
+        user: str,
+        events: Sequence[Mapping[str, Any]],
+        id: str | None = None,
+        sent: Sequence[Mapping[str, Any]] | None = None,
+    ) -> bool:
         """Store events of a user. When this method returns, they are on disk and the next answer uses them.
 
         Args:
             user: The user's id.
             events: Events as `make_events` takes them.
             id: The post's id; None to store the events in any case.
+            sent: All events as they were sent, by which a repeated post is recognized; by default `events`.
 
         Returns:
             Whether the events were stored: False if a post with this id was stored before.
@@ -200,15 +210,18 @@ class UserHistories:
         if self._journal is None:
             raise ConfigError("these histories are read-only because they were opened without a journal")
         with self._lock:
-            digest = b"" if id is None else _hash_post(user, events)
+            digest = b"" if id is None else _hash_post(user, events if sent is None else sent)
             if id is not None and id in self._post_ids:
-                if self._post_ids[id] != digest:
+                if not self._has_stored(id, digest, user, events):
                     raise Refused(
                         "id_conflict",
                         f"id: a post with the id {id[:40]!r} and other events is stored; give each post its own id",
                     )
                 return False
-            line = json.dumps({"user": user, "id": id, "events": list(events)}, allow_nan=False)
+            post = {"user": user, "id": id, "events": list(events)}
+            if id is not None:
+                post["sent"] = digest.hex()
+            line = json.dumps(post, allow_nan=False)
             self._journal.append(line.encode())
             self._add_to_memory(user, events, id, digest)
         return True
@@ -242,6 +255,13 @@ class UserHistories:
             while len(self._post_ids) > _MAX_POST_IDS:
                 self._post_ids.pop(next(iter(self._post_ids)))
 
+    def _has_stored(
+        self, id: str | None, digest: bytes, user: str, events: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Return whether a post was stored, by its id and hash, or by its events if an older version has stored it."""
+        stored = None if id is None else self._post_ids.get(id)
+        return stored is not None and stored in (digest, _hash_events(user, events))
+
     def _replay(self, journal: LineJournal, read_only: bool) -> None:
         """Read the journal into memory, and quarantine lines and events that do not fit this run.
 
@@ -250,10 +270,11 @@ class UserHistories:
         quarantined: list[dict[str, Any]] = []
         for place, line in journal.iterate_lines():
             post = self._read_post(place, line, quarantined)
-            # A post with a known id was sent to two servers, each of which has stored it.
-            if post is None or post[2] in self._post_ids:
+            if post is None:
                 continue
             user, readable, id, digest = post
+            if self._has_stored(id, digest, user, readable):  # it was sent to two servers
+                continue
             if readable or id is not None:
                 self._add_to_memory(user, readable, id, digest)
         if quarantined:
@@ -276,19 +297,23 @@ class UserHistories:
             if not isinstance(user, str) or not isinstance(id, str | None):
                 raise TypeError("user and id are text")
             user.encode()  # raises for text that UTF-8 cannot hold
+            sent = post.get("sent")  # lines of older versions lack it
+            digest = b"" if sent is None else bytes.fromhex(sent)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             text = line.decode(errors="replace")
             quarantined.append({"place": place, "reason": f"not a post: {error}", "line": text})
             return None
         readable = []
         for event in events:
-            problem = _explain_unreadable(event, self.defaults, self.kinds, self._n_items)
+            problem = _explain_unreadable(event, self.defaults, self.kinds, self.n_items)
             if problem is None:
                 readable.append(event)
             else:
                 quarantined.append({"place": place, "user": user, "reason": problem, "event": event})
         whole = [event for event in events if isinstance(event, dict)]
-        return user, readable, id, b"" if id is None else _hash_post(user, whole)
+        if id is not None and sent is None:
+            digest = _hash_events(user, whole)
+        return user, readable, id, digest
 
     def _renew_quarantined(self) -> None:
         """Write the file of quarantined entries anew, after some of them may have been deleted from the journal."""
@@ -315,10 +340,16 @@ class UserHistories:
             self._quarantine_path.unlink(missing_ok=True)
 
 
-def _hash_post(user: str, events: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a hash of a post without the times of its events, which differ if events of the present are sent again."""
-    content = [user, *({name: event.get(name) for name in ("item", "event", "values")} for event in events)]
+def _hash_post(user: str, sent: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a hash of a post as it was sent; a field that is None counts as one that is missing."""
+    content = [user, *({name: value for name, value in event.items() if value is not None} for event in sent)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:8]
+
+
+def _hash_events(user: str, events: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the hash by which older versions recognize a post: of the events that were stored, without their times."""
+    stored = [{name: event.get(name) for name in ("item", "event", "values")} for event in events]
+    return hashlib.sha256(json.dumps([user, *stored], sort_keys=True, default=str).encode()).digest()[:8]
 
 
 def _explain_unreadable(

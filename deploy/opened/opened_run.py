@@ -331,13 +331,23 @@ class OpenedRun:
             raise ConfigError(str(error)) from None
 
     def publish_catalogue(self) -> None:
-        """Serve every version that receives traffic with the newest catalogue; it is published unless there is such a version."""
+        """Serve every version that receives traffic with the newest catalogue; it is published unless there is such a version.
+
+        Raises:
+            CheckpointError: A version has a catalogue that the run does not have, so it is not known which one is newer.
+        """
         newest = self.catalogues.get_newest()
         served = [
             version for number in self.registry.serving.versions if (version := self._read_served(number))
         ]
         if all(version.catalogue == newest.trie.version for version in served):
             return
+        for version in served:
+            if version.catalogue not in self.catalogues:
+                raise CheckpointError(
+                    f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have; put "
+                    "its catalogues.json back from a copy, or promote a version of a catalogue that it has"
+                )
         counts = {} if self.setup.memory is None else list_count_files(newest.folders)
         self.registry.renew_served(newest.trie.version, counts)
 

@@ -8,8 +8,9 @@ The code of a folder has parts, each of which has a hash of its own:
   servers, and the variables whose values they get (`token`).
 - `sources/attached-...`, the files of a reward that was attached to the run.
 - the reference of each attached reward.
-- `serving/registry.uri`, the address to which versions of the run are pushed, as the name of the folder on this machine and the
-  address. Only what uses the address needs its approval (`nonet.trust.check_registry`).
+
+The address to which versions of the run are pushed (`serving/registry.uri`) is none of these parts: it is approved by a hash
+of its own (`make_registry_part`), so that whoever approves code approves no address.
 
 Files in `__pycache__` are not part of the code, and links are never imported.
 """
@@ -33,7 +34,6 @@ from nonet.journal import LineJournal
 SOURCES = "sources"
 _SOURCES_LIST = "sources.json"
 _COMMANDS = "commands.jsonl"
-_SERVING, _REGISTRY = "serving", "serving/registry.uri"
 _MAX_ADDRESS_BYTES = 4096
 _ATTACHED = re.compile(rf"{SOURCES}/attached-[^/]+")
 _CODE_ENDINGS = (".py", ".pyc", ".so")
@@ -85,8 +85,6 @@ def read_code_parts(folder: Path) -> dict[str, CodePart]:
         parts.setdefault(attached[0] if attached else "", CodePart()).files[path] = content
     for reference in _list_attached(folder):
         parts[reference] = CodePart(references={reference})
-    if address := read_registry_address(folder / _REGISTRY):
-        parts[_REGISTRY] = make_registry_part(folder / _SERVING, address)
     return parts
 
 
@@ -145,8 +143,6 @@ def needs_approval(name: str, part: CodePart) -> bool:
         name: The name of the part.
         part: The part.
     """
-    if name == _REGISTRY:
-        return False
     return bool(name) or part.has_files or any(map(_is_used_anyway, part.references))
 
 

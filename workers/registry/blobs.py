@@ -1,7 +1,8 @@
 """Blobs: files that are named by the SHA-256 of their content, so that what two versions share is stored once.
 
 A blob is written to a temporary file, synced and renamed, so a file with the name of a blob is complete. A disk may
-still corrupt it, so each process checks the content of a blob the first time that it locates it.
+still corrupt it, so each process checks the content of a blob the first time that it locates it, and storing its content again
+repairs it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nonet.atomic import make_folder, replace_file
-from nonet.errors import CheckpointError
+from nonet.atomic import make_folder, open_file, replace_file
+from nonet.errors import CheckpointError, ConfigError
 
 
 class BlobStore:
@@ -26,9 +27,9 @@ class BlobStore:
         make_folder(root)
 
     def put(self, content: bytes) -> tuple[str, int]:
-        """Store bytes. Returns the name of the blob and the bytes written, 0 if it existed."""
+        """Store bytes. Returns the name of the blob and the bytes written, 0 if it was there and intact."""
         name = hashlib.sha256(content).hexdigest()
-        if (self.root / name).exists():
+        if self._is_intact(name):
             return name, 0
         with replace_file(self.root / name) as draft:
             draft.write_bytes(content)
@@ -44,7 +45,7 @@ class BlobStore:
         """Store a copy of a file. Returns the name of the blob and the bytes written."""
         with path.open("rb") as source:
             name = hashlib.file_digest(source, "sha256").hexdigest()
-        if (self.root / name).exists():
+        if self._is_intact(name):
             return name, 0
         with replace_file(self.root / name) as draft:
             shutil.copyfile(path, draft)
@@ -64,9 +65,9 @@ class BlobStore:
         if name in self._checked:
             return path
         try:
-            with path.open("rb") as source:
+            with open_file(path) as source:
                 digest = hashlib.file_digest(source, "sha256").hexdigest()
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise CheckpointError(f"{description} of a published version is missing: {error}") from None
         if digest != name:
             raise CheckpointError(
@@ -74,3 +75,12 @@ class BlobStore:
             )
         self._checked.add(name)
         return path
+
+    def _is_intact(self, name: str) -> bool:
+        """Return whether a blob is there and its content matches its name now."""
+        self._checked.discard(name)
+        try:
+            BlobStore.locate(self, name)
+        except CheckpointError:
+            return False
+        return True

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow.fs as pafs
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, read_content, write_whole
 from nonet.errors import ConfigError, StorageConflict
 from nonet.storage import ObjectStorage, Storage, hold_lock_within, is_storage_address, open_storage
 
@@ -67,7 +67,7 @@ class LockedFiles:
         path = self._root / name
         make_folder(path.parent)
         with hold_lock_within(self._root / _LOCK, _LOCK_WAIT_S, f"changing the versions of {self._root}"):
-            if (path.read_bytes() if path.exists() else None) != old:
+            if (read_content(path) if path.exists() else None) != old:
                 raise StorageConflict(f"{path} was written by another process")
             write_whole(path, content)
 
@@ -90,6 +90,7 @@ class MarkedFiles:
         if self._files.read(name) != old:
             raise StorageConflict(f"{self._uri}/{name} was written by another process")
         self._files.write(name, content)
+        self._check_mark()  # which another host may have left at the same moment
 
     def _check_mark(self) -> None:
         """Leave the mark of this host if there is none, and check that the mark is its own."""
@@ -104,7 +105,7 @@ class MarkedFiles:
             writer, host = str(stored["writer"]), str(stored["host"])
         except (ValueError, TypeError, KeyError):
             writer, host = "", "an unknown host"
-        if writer != token:
+        if (writer, host) != (token, socket.gethostname()):  # a copy of the folder has the same token
             raise ConfigError(
                 f"registry: {self._uri} is written by {host[:80]}, and its filesystem has no conditional writes, so no other "
                 "host may publish, promote, roll back or withdraw; do it there, or, once that host does it no more, remove "

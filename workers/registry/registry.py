@@ -16,6 +16,7 @@ followed by new ones. `run.json` says which run the versions belong to; folders 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, read_content, write_whole
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.embedding.tables import TableSpec
 from nonet.errors import CheckpointError, ConfigError, StaleVersion
@@ -32,10 +33,11 @@ from nonet.workers.registry.blobs import BlobStore
 from nonet.workers.registry.contents import VersionContents, store_contents
 from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
 from nonet.workers.registry.serving import ServingState
-from nonet.workers.registry.version import DELTA, FULL, Version
+from nonet.workers.registry.version import DELTA, FULL, MAX_NUMBER, Version
 
 _CHANGE_WAIT_S = 60.0  # the longest wait for another process that changes what is served
 _PUBLISH_WAIT_S = 900.0  # the same for another publisher, which writes files
+SERVING = "serving.json"
 NUMBER = re.compile(r"0*[1-9][0-9]{0,17}")  # the number of a version, as the name of its manifest
 _Result = TypeVar("_Result")
 
@@ -48,6 +50,9 @@ class VersionRegistry:
         owner: The run whose versions they are, as `RunFolder.describe_owner` returns it; None if it is not known, which is not
             checked.
 
+    Attributes:
+        problem: Why it is not known what is served, although it was or there are versions; None if it is known.
+
     Raises:
         ConfigError: The folder has the versions of another run.
         CheckpointError: What says whose versions they are is damaged.
@@ -55,17 +60,27 @@ class VersionRegistry:
 
     def __init__(self, root: Path, owner: Mapping[str, str] | None = None):
         self.root, self.owner = root, owner
+        self.problem: str | None = None
+        self._has_read_serving = False
         self.blobs = BlobStore(root / "blobs")
         make_folder(root / "versions")
         owner_file = root / OWNER
-        check_owner(owner_file.read_bytes() if owner_file.exists() else None, owner, str(root))
+        check_owner(read_content(owner_file) if owner_file.exists() else None, owner, str(root))
 
     # --- Reading ----------------------------------------------------------------------------------------------
 
     @property
     def serving(self) -> ServingState:
-        """The serving state that `serving.json` contains now."""
-        return ServingState.read(self.root / "serving.json")
+        """The serving state that `serving.json` contains now; the initial state before there is a version.
+
+        Raises:
+            CheckpointError: The file is damaged, or missing although there are versions.
+        """
+        path = self.root / SERVING
+        text = read_content(path) if path.exists() else None
+        has_versions = text is None and bool(VersionRegistry.list_versions(self))
+        self._check_serving(text, str(path), has_versions=has_versions)
+        return ServingState() if text is None else ServingState.parse(text, str(path))
 
     @property
     def announced(self) -> ServingState:
@@ -178,6 +193,7 @@ class VersionRegistry:
 
         def add_version() -> Version:
             if not added:
+                self._store_first_serving()
                 # The base may have been rolled back while the files were written.
                 published = follow_published()
                 if published is not None:
@@ -351,10 +367,11 @@ class VersionRegistry:
     def rollback(self, to: int | None = None) -> ServingState:
         """Serve an earlier version again, and refuse the versions that it replaces.
 
-        A refused version cannot be promoted again, and neither can versions that are based on it. Without `to`,
-        versions that have a share are refused, and the default version stays. If no version has a share, the default
-        version is refused and its newest ancestor that was not refused before is served. With `to`, the default
-        version, its ancestors and every version that has a share are refused, except `to` and the ancestors of `to`.
+        A refused version cannot be promoted again, and neither can versions that are based on it, or those with an older
+        catalogue that it has its weights from. Without `to`, versions that have a share are refused, and the default version
+        stays. If no version has a share, the default version is refused and its newest ancestor that has other weights and was
+        not refused before is served. With `to`, the default version, its ancestors and every version that has a share are
+        refused, except `to` and the ancestors of `to`.
 
         Args:
             to: The version to serve.
@@ -380,24 +397,33 @@ class VersionRegistry:
             target = to if to is not None else self._find_rollback_target(serving)
             accepted = {version.number for version in self.list_lineage(target)}
             refused = (lineage | set(serving.shares)) - accepted
+        refused |= {equal for number in refused for equal in self._list_equal(number)} - accepted
         for version in self.list_readable():  # In ascending order, since a base has a lower number.
             if version.base in refused and version.number not in accepted:
                 refused.add(version.number)
         return self._store_serving(serving.roll_back(target, refused))
 
     def _find_rollback_target(self, serving: ServingState) -> int:
-        """Return the newest ancestor of the default version that was not rolled back.
+        """Return the newest ancestor of the default version that has other weights and was not rolled back.
 
         Raises:
             ConfigError: There is no such ancestor.
         """
         assert serving.default is not None
-        for number in self._list_lineage_numbers(serving.default)[1:]:
+        equal = self._list_equal(serving.default)
+        for number in self._list_lineage_numbers(serving.default)[len(equal) :]:
             if number not in serving.refused:
                 return number
         raise ConfigError(
-            f"version {serving.default} cannot be rolled back: it has no ancestor that was not rolled back"
+            f"version {serving.default} cannot be rolled back: it has no ancestor with other weights that was not rolled back; "
+            "publish another checkpoint (nonet publish --step N) and promote it, or go back to an older catalogue (--to N)"
         )
+
+    def _list_equal(self, number: int) -> list[int]:
+        """Return the numbers of a version and of those that it has its weights and rows from by renewals, the newest first."""
+        lineage = self._list_lineage_numbers(number)
+        version = self._read_if_intact(number)
+        return lineage[: 1 if version is None else lineage.index(self._find_origin(version)) + 1]
 
     def withdraw(self, items: set[str]) -> ServingState:
         """Exclude items, given by id, from all recommendations, instead of the items that were withdrawn before.
@@ -436,9 +462,45 @@ class VersionRegistry:
 
     def _add_version(self, version: Version) -> Version:
         """Add a version under the next number, as a step of `_change`, and return it."""
-        added = replace(version, number=max(self.list_versions(), default=0) + 1)
+        added = replace(version, number=self._find_next_number())
         added.write(self._locate_manifest(added.number))
         return added
+
+    def _find_next_number(self) -> int:
+        """Return the number of the next version. Raises ConfigError if there is none."""
+        newest = max(self.list_versions(), default=0)
+        if newest >= MAX_NUMBER:
+            raise ConfigError(
+                f"{self._locate_manifest(newest)} has the largest number of a version, so no version can follow it; Nonet has "
+                "not written it, so remove it"
+            )
+        return newest + 1
+
+    def _check_serving(self, text: bytes | None, place: str, *, has_versions: bool) -> None:
+        """Check that the serving state is there, if it was read before or there are versions.
+
+        Args:
+            text: The content of its file; None if there is no file.
+            place: Where the file is, for messages.
+            has_versions: Whether there are versions.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        self._has_read_serving |= text is not None
+        if text is not None or not (self._has_read_serving or has_versions):
+            self.problem = None
+        else:
+            self.problem = (
+                f"{place} is missing, so it is not known which versions are served or were rolled back, and which items are "
+                "withdrawn; put it back from a copy, or remove the folder of the versions to publish anew"
+            )
+            raise CheckpointError(self.problem)
+
+    def _store_first_serving(self) -> None:
+        """Store the initial serving state before the first version, as a step of `_change`."""
+        if not (self.root / SERVING).exists() and self.serving == ServingState():
+            self._write_serving(ServingState(changes=(secrets.token_hex(8),)))
 
     def _store_serving(self, serving: ServingState) -> ServingState:
         """Store a changed serving state, as a step of `_change`, and return what was stored."""
@@ -449,7 +511,7 @@ class VersionRegistry:
 
     def _write_serving(self, serving: ServingState) -> None:
         """Replace the serving state."""
-        serving.write(self.root / "serving.json")
+        serving.write(self.root / SERVING)
 
     def _store_owner(self) -> None:
         """Record which run the versions belong to, if that is known and was not recorded before."""

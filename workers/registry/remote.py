@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from nonet.addresses import find_password, open_filesystem
-from nonet.atomic import replace_file, write_whole
+from nonet.atomic import read_content, replace_file, write_whole
 from nonet.errors import CheckpointError, ConfigError, StorageConflict, StorageError
 from nonet.run_code import read_registry_address
 from nonet.trust import approve_registry, check_registry
@@ -32,18 +32,19 @@ from nonet.workers.registry.blobs import BlobStore
 from nonet.workers.registry.conditional import ConditionalFiles, open_conditional_files
 from nonet.workers.registry.contents import VersionContents
 from nonet.workers.registry.owner import OWNER, check_owner, encode_owner
-from nonet.workers.registry.registry import NUMBER, VersionRegistry
+from nonet.workers.registry.registry import NUMBER, SERVING, VersionRegistry
 from nonet.workers.registry.serving import ServingState
 from nonet.workers.registry.version import FULL, Version
 
 _MAX_AGE_S = 1.0  # Default of `max_age_s`: servers see a change after about a second.
 _MAX_ATTEMPTS = 20  # at a change, while other hosts make theirs
-_SERVING = "serving.json"
+_MAX_CONTENT_BYTES = 16 << 20  # of a manifest or a state, far more than any has
+_PART_BYTES = 1 << 20
 _Result = TypeVar("_Result")
 
 
 class _FetchedBlobs(BlobStore):
-    """Blobs that are downloaded when they are located first.
+    """Blobs that are downloaded when they are located first, or if the local one is damaged.
 
     Args:
         root: The local folder.
@@ -56,7 +57,7 @@ class _FetchedBlobs(BlobStore):
 
     def locate(self, name: str, description: str = "a file") -> Path:
         """Return the path of a blob after downloading and checking it; see `BlobStore.locate`."""
-        if not (self.root / name).exists():
+        if name not in self._checked and not self._is_intact(name):
             self._fetch(name, description)
         return super().locate(name, description)
 
@@ -92,7 +93,7 @@ class RemoteRegistry(VersionRegistry):
             raise ConfigError(
                 f"registry: {uri!r} is not the address of a filesystem: {_format_error(error)}"
             ) from None
-        self._refreshed_at, self._changing = -float("inf"), False
+        self._refreshed_at, self._changing, self._is_pushing = -float("inf"), False, False
         self._announced: tuple[float, ServingState] | None = None  # When it was read, and the state.
         self._refresh_lock = threading.RLock()
         self._files: ConditionalFiles | None = None  # opened by the first change
@@ -112,8 +113,9 @@ class RemoteRegistry(VersionRegistry):
         """The serving state at the address, read without waiting for files that are being downloaded."""
         now = time.monotonic()
         if self._announced is None or now - self._announced[0] >= self._max_age_s:
-            text = self._read_remote(_SERVING)
-            serving = ServingState() if text is None else ServingState.parse(text, f"{self.uri}/{_SERVING}")
+            text = self._read_remote(SERVING)
+            self._check_remote_serving(text)
+            serving = ServingState() if text is None else ServingState.parse(text, f"{self.uri}/{SERVING}")
             self._announced = now, serving
         return self._announced[1]
 
@@ -137,22 +139,32 @@ class RemoteRegistry(VersionRegistry):
         """
         for number in self._list_remote():
             manifest = self._locate_manifest(number)
-            if manifest.exists() and manifest.read_bytes() != self._read_remote(_name_manifest(number)):
+            if manifest.exists() and read_content(manifest) != self._read_remote(_name_manifest(number)):
                 raise ConfigError(
                     f"registry: {self.uri} has another version {number} than {self.root}; give each run an address of its own"
                 )
 
         def push_serving() -> None:
-            if self._remote_serving is None and (self.root / _SERVING).exists():
+            if self._remote_serving is None and (self.root / SERVING).exists():
                 self._write_serving(self.serving.make_successor(self.serving))
 
-        self._change(push_serving)
+        self._is_pushing = True
+        try:
+            self._change(push_serving)
+        finally:
+            self._is_pushing = False
 
     def _refresh(self) -> None:
-        """Download what has changed at the address, unless it was read less than `max_age_s` ago or is being changed."""
+        """Download what has changed at the address, unless it was read less than `max_age_s` ago or is being changed.
+
+        What could not be read is read again at once, so that its problem is reported as long as it lasts.
+        """
         with self._refresh_lock:
             is_recent = time.monotonic() - self._refreshed_at < self._max_age_s
-            if not self._changing and not is_recent:
+            is_whole = self.problem is None and (
+                self._remote_serving is None or (self.root / SERVING).exists()
+            )
+            if not self._changing and not (is_recent and is_whole):
                 self._fetch(download_files=True)
 
     def _fetch(self, download_files: bool) -> None:
@@ -166,24 +178,31 @@ class RemoteRegistry(VersionRegistry):
         if not self._is_owner_checked:
             check_owner(self._read_remote(OWNER), self.owner, self.uri)
             self._is_owner_checked = True
-        text = self._read_remote(_SERVING)
+        text = self._read_remote(SERVING)
         self._refreshed_at = time.monotonic()
         self._remote_sizes = self._list_remote()
         for number, size in self._remote_sizes.items():
             if number not in self._intact and self._fetch_manifest(number, size):
                 self._intact.add(number)
-        self._remote_serving, path = text, self.root / _SERVING
-        if text is None or (path.exists() and path.read_bytes() == text):
+        self._remote_serving, path = text, self.root / SERVING
+        if not self._is_pushing:
+            self._check_remote_serving(text)
+        if text is None or (path.exists() and read_content(path) == text):
             return
-        serving = ServingState.parse(text, f"{self.uri}/{_SERVING}")
+        serving = ServingState.parse(text, f"{self.uri}/{SERVING}")
         for number in serving.versions if download_files else ():
             self._download(number)
         write_whole(path, text)
 
+    def _check_remote_serving(self, text: bytes | None) -> None:
+        """Check that the serving state is at the address, given its content there; see `VersionRegistry._check_serving`."""
+        has_versions = text is None and ((self.root / SERVING).exists() or bool(self._list_remote()))
+        self._check_serving(text, f"{self.uri}/{SERVING}", has_versions=has_versions)
+
     def _fetch_manifest(self, number: int, size: int) -> bool:
         """Download a manifest unless the local one is intact and as long. Returns whether it is intact."""
         path = self._locate_manifest(number)
-        if path.exists() and path.stat().st_size == size and self._is_manifest(path.read_bytes(), number):
+        if path.exists() and path.stat().st_size == size and self._is_manifest(read_content(path), number):
             return True
         content = self._read_remote(_name_manifest(number))
         if content is None or not self._is_manifest(content, number):
@@ -207,16 +226,25 @@ class RemoteRegistry(VersionRegistry):
         """
         for version in self._list_needed(number):
             for name in version.blobs:
-                if not (self.blobs.root / name).exists():
-                    self._fetch_blob(name, f"a file of version {version.number}")
+                self.blobs.locate(name, f"a file of version {version.number}")
 
     def _fetch_blob(self, name: str, description: str) -> None:
         """Download a blob. Raises CheckpointError if it is missing or damaged."""
-        content = self._read_remote(f"blobs/{name}")
-        if content is None or hashlib.sha256(content).hexdigest() != name:
-            raise CheckpointError(f"{self.uri}/blobs/{name}: {description} is damaged or missing")
+        failure = CheckpointError(f"{self.uri}/blobs/{name}: {description} is damaged or missing")
+        if self._get_remote_info(f"blobs/{name}").type != pafs.FileType.File:
+            raise failure
+        digest = hashlib.sha256()
         with replace_file(self.blobs.root / name) as draft:
-            draft.write_bytes(content)
+            with (
+                self._convert_errors(),
+                self._fs.open_input_stream(self._join_path(f"blobs/{name}")) as source,
+                draft.open("wb") as target,
+            ):
+                while part := source.read(_PART_BYTES):
+                    digest.update(part)
+                    target.write(part)
+            if digest.hexdigest() != name:
+                raise failure
 
     def _list_needed(self, number: int) -> list[Version]:
         """Return a version and its ancestors up to a full one, the newest first."""
@@ -253,7 +281,7 @@ class RemoteRegistry(VersionRegistry):
 
     def _add_version(self, version: Version) -> Version:
         """Add a version at the address, then in the local folder; see `VersionRegistry._add_version`."""
-        added = replace(version, number=max(self.list_versions(), default=0) + 1)
+        added = replace(version, number=self._find_next_number())
         self._push_files(added)
         self._push_manifest(added.number, added.encode())
         write_whole(self._locate_manifest(added.number), added.encode())
@@ -268,13 +296,13 @@ class RemoteRegistry(VersionRegistry):
         """
         content = serving.encode()
         try:
-            self._replace_remote(_SERVING, content, self._remote_serving)
+            self._replace_remote(SERVING, content, self._remote_serving)
         except (StorageConflict, CheckpointError):
-            text = self._read_remote(_SERVING)  # the answer to a write that was made may have been lost
+            text = self._read_remote(SERVING)  # the answer to a write that was made may have been lost
             if text is None or serving.changes[-1] not in ServingState.parse(text, self.uri).changes:
                 raise
         self._remote_serving = content
-        write_whole(self.root / _SERVING, content)
+        write_whole(self.root / SERVING, content)
 
     def _store_owner(self) -> None:
         """Record which run the versions belong to, at the address too."""
@@ -289,9 +317,11 @@ class RemoteRegistry(VersionRegistry):
         return version
 
     def _push_files(self, version: Version) -> None:
-        """Push the blobs of a version that the address lacks."""
+        """Push the blobs of a version that the address lacks, or has of another size."""
         for name in version.blobs:
-            if not self._has_remote(f"blobs/{name}"):
+            stored, path = self._get_remote_info(f"blobs/{name}"), self.blobs.root / name
+            is_other = path.exists() and stored.size != path.stat().st_size
+            if stored.type != pafs.FileType.File or is_other:
                 self._write_remote(f"blobs/{name}", self.blobs.locate(name).read_bytes())
 
     def _push_manifest(self, number: int, content: bytes) -> None:
@@ -316,7 +346,7 @@ class RemoteRegistry(VersionRegistry):
             except CheckpointError:
                 continue
             self._push_files(version)
-            self._push_manifest(number, self._locate_manifest(number).read_bytes())
+            self._push_manifest(number, read_content(self._locate_manifest(number)))
 
     # --- The filesystem ---------------------------------------------------------------------------------------
 
@@ -342,15 +372,20 @@ class RemoteRegistry(VersionRegistry):
         sizes = {info.base_name.removesuffix(".json"): info.size or 0 for info in infos}
         return {int(stem): size for stem, size in sorted(sizes.items()) if NUMBER.fullmatch(stem)}
 
-    def _has_remote(self, name: str) -> bool:
-        """Return whether a file exists at the address."""
+    def _get_remote_info(self, name: str) -> pafs.FileInfo:
+        """Return the type and size of a file at the address."""
         with self._convert_errors():
-            return self._fs.get_file_info(self._join_path(name)).type == pafs.FileType.File
+            return self._fs.get_file_info(self._join_path(name))
 
     def _read_remote(self, name: str) -> bytes | None:
-        """Read a file at the address, None if it does not exist."""
-        if not self._has_remote(name):
+        """Read a manifest or a state at the address, None if it does not exist. Raises CheckpointError if it is too large."""
+        info = self._get_remote_info(name)
+        if info.type != pafs.FileType.File:
             return None
+        if (info.size or 0) > _MAX_CONTENT_BYTES:
+            raise CheckpointError(
+                f"{self.uri}/{name} has {info.size:,} bytes, of at most {_MAX_CONTENT_BYTES:,}; remove it"
+            )
         with self._convert_errors(), self._fs.open_input_stream(self._join_path(name)) as file:
             return file.read()
 

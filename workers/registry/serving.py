@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from nonet.atomic import read_content, write_whole
+from nonet.atomic import write_whole
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import describe_invalid
 from nonet.workers.registry.version import VersionNumber
@@ -137,21 +137,8 @@ class ServingState:
         write_whole(path, self.encode())
 
     @classmethod
-    def read(cls, path: Path) -> ServingState:
-        """Read a state from a file; the initial state if the file does not exist. Files without salts are supported.
-
-        Raises:
-            CheckpointError: The file is damaged.
-        """
-        try:
-            text = read_content(path)
-        except FileNotFoundError:
-            return cls()
-        return cls.parse(text, str(path))
-
-    @classmethod
     def parse(cls, text: bytes, source_name: str) -> ServingState:
-        """Parse the content of a file.
+        """Parse the content of a file. Files without salts are supported.
 
         Args:
             text: The content.

@@ -22,7 +22,8 @@ from nonet.options import describe_invalid
 FORMAT = 1
 FULL, DELTA = "full", "delta"
 _YEAR_10000_S = 253_402_300_800  # unix seconds, of which a later one is no date
-VersionNumber = Annotated[int, Field(ge=1)]
+MAX_NUMBER = 10**18 - 1  # has as many digits as the name of a manifest may have
+VersionNumber = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 _SOURCE_TYPES: dict[str, type | tuple[type, ...]] = {
     "run": str,
     "stage": str,

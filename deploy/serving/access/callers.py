@@ -90,7 +90,7 @@ class CallerResolver:
         address = peer
         forwarded_addresses = [part.strip() for part in forwarded.split(",") if part.strip()]
         for previous_address in reversed(forwarded_addresses):
-            if not self._is_trusted(address):
+            if not self.is_trusted(address):
                 break
             address = previous_address[:_MAX_CHARS]
         return address
@@ -111,7 +111,7 @@ class CallerResolver:
             else self.resolve_address(peer, headers.get("x-forwarded-for", ""))
         )
 
-    def _is_trusted(self, address: str) -> bool:
+    def is_trusted(self, address: str) -> bool:
         """Return whether an address belongs to a trusted proxy."""
         try:
             parsed = ip_address(address)

@@ -115,8 +115,8 @@ class RemoteEnginePool:
         return self._open_questions
 
     def explain_unready(self) -> str | None:
-        """Return why no engine answers, as far as this process knows; None if one does."""
-        return self.problems.get("engine")
+        """Return why no engine answers, or it is not known what is served, as far as this process knows; else None."""
+        return self._run.registry.problem or self.problems.get("engine")
 
     def close(self) -> None:
         """Stop polling."""
@@ -126,13 +126,13 @@ class RemoteEnginePool:
         """Poll the run for its newest catalogue and its registry's state, until `close`."""
         while not self._stopped.wait(_REGISTRY_POLL_S):
             try:
+                serving = self._run.registry.announced
+                self.swaps += serving != self.serving
+                self.serving = serving
                 newest = self._run.catalogues.get_newest()
                 if newest is not self._catalogue and self._renew is not None:
                     self._renew(newest)
                     self._catalogue = newest
-                serving = self._run.registry.announced
-                self.swaps += serving != self.serving
-                self.serving = serving
                 self.problems.pop("registry", None)
             except Exception as error:  # the problem may be gone at the next poll
                 self.problems["registry"] = " ".join(str(error).split())[:200]

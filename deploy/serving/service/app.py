@@ -31,7 +31,10 @@ from nonet.errors import NonetError
 from nonet.journal import StorageFull
 from nonet.suggest import suggest_sentence
 
+_LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_PAGES = ("/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
+_UNLIMITED_PATHS = (*_PAGES, "/metrics", "/healthz", "/readyz")  # which have no rate limit
 _MAX_LENGTH_DIGITS = 20  # of Content-Length
 MAX_BODY_BYTES = 2 << 20
 """Maximum size of a request's body."""
@@ -56,10 +59,13 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     app.state.service = service
     access, callers = AccessPolicy.from_environment(local), CallerResolver(proxies)
 
+    # All connections to a local server are of this machine. The peer that uvicorn reports may be one that a page has named.
+    has_any_name = access.needs_tokens or any(map(callers.is_trusted, _LOCAL_ADDRESSES))
+
     def may_be_asked_by(host: str) -> bool:
         """Return whether a request to a host may be answered: a page of another site reaches a local server by another name."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        return bool(proxies) or access.needs_tokens or name in _LOCAL_NAMES
+        return has_any_name or name in _LOCAL_NAMES
 
     def check_may_change(request: Request) -> None:
         """Raise a 401 error if the request's token does not allow it to post events."""
@@ -86,35 +92,28 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
             listed.history = None
         return listed
 
-    def check_rate(request: Request) -> None:
-        """Raise TooManyRequests if the rate limit of the request's caller is reached."""
-        service.check_rate(get_caller(request))
-
     needs_read_access = [Depends(check_may_read)]
-    is_limited_query = [*needs_read_access, Depends(check_rate)]
 
     @app.post("/recommend", dependencies=needs_read_access)
     async def recommend(body: RecommendRequest, request: Request, response: Response) -> Listed:
         """Recommend items for a user or a history."""
         answer = await service.recommend(
-            body, get_caller(request), _measure_elapsed_s(request), caller_name=_get_caller_name(request)
+            body, _measure_elapsed_s(request), caller_name=_get_caller_name(request)
         )
         return _set_version_header(hide_history(request, body, answer), response)
 
     @app.post("/score", dependencies=needs_read_access)
     async def score(body: ScoreRequest, request: Request, response: Response) -> Listed:
         """Return log-probabilities of the given items."""
-        answer = await service.score(
-            body, get_caller(request), _measure_elapsed_s(request), caller_name=_get_caller_name(request)
-        )
+        answer = await service.score(body, _measure_elapsed_s(request), caller_name=_get_caller_name(request))
         return _set_version_header(hide_history(request, body, answer), response)
 
     @app.post("/events", dependencies=[Depends(check_may_change)])
-    async def events(body: EventsRequest, request: Request) -> Posted:
+    async def events(body: EventsRequest) -> Posted:
         """Store new events of a user; they are on disk and used by the next answer when this returns."""
-        return await service.post(body, get_caller(request))
+        return await service.post(body)
 
-    @app.get("/items", dependencies=is_limited_query)
+    @app.get("/items", dependencies=needs_read_access)
     async def items(title: Text, k: int = 10) -> dict[str, Any]:
         """Return items whose title contains these words, most popular first."""
         if not 1 <= len(title) <= _MAX_SEARCH_CHARS or not 1 <= k <= _MAX_SEARCH_ITEMS:
@@ -127,7 +126,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         pairs = zip(catalogue.get_ids(item_indices), catalogue.get_titles(item_indices), strict=True)
         return {"items": [{"item": item_id, "title": item_title} for item_id, item_title in pairs]}
 
-    @app.get("/examples", dependencies=is_limited_query)
+    @app.get("/examples", dependencies=needs_read_access)
     async def examples(request: Request) -> dict[str, Any]:
         """Return a few users of the data if the caller may see users' events."""
         allowed = access.may_see_histories(_get_token(request))
@@ -146,7 +145,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
         answer = {"ready": reason is None, "version": service.engines.serving.default}
         return answer if reason is None else answer | {"reason": reason}
 
-    @app.get("/versions", dependencies=is_limited_query)
+    @app.get("/versions", dependencies=needs_read_access)
     async def versions() -> dict[str, Any]:
         """Return which versions receive which traffic."""
         return service.describe_versions()
@@ -160,14 +159,15 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
     async def serve_page() -> str:
         return (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 
-    @app.middleware("http")
-    async def guard_request(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
+    def refuse_by_headers(request: Request) -> JSONResponse | None:
+        """Return why the headers of a request are refused; None if they are not."""
         # A POST without the header is refused; other methods have no body.
         content_length = request.headers.get("content-length", "" if request.method == "POST" else "0")
-        if not content_length.isdecimal():
-            return _make_failure(411, "no_length", "send the length of the body as Content-Length")
+        # A body in chunks has any length, whatever the header says.
+        if not content_length.isdecimal() or "transfer-encoding" in request.headers:
+            return _make_failure(
+                411, "no_length", "send the length of the body as Content-Length, without Transfer-Encoding"
+            )
         if len(content_length) > _MAX_LENGTH_DIGITS or int(content_length) > MAX_BODY_BYTES:
             return _make_failure(413, "too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
         if not may_be_asked_by(request.headers.get("host", "")):
@@ -175,11 +175,21 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
                 403,
                 "foreign_host",
                 "a server without tokens answers to 127.0.0.1, localhost and [::1] only, so that no page on the web can read it "
-                f"through a browser; set {WRITE_TOKEN} and {READ_TOKEN}, or name your proxy in `proxies`",
+                f"through a browser; set {WRITE_TOKEN} and {READ_TOKEN}, or name your proxy on this machine in `proxies`",
             )
+        return None
+
+    @app.middleware("http")
+    async def guard_request(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         request.state.arrival_s = time.monotonic()
         try:
-            response = await call_next(request)
+            if request.url.path not in _UNLIMITED_PATHS:
+                service.check_rate(get_caller(request))
+            response = refuse_by_headers(request) or await call_next(request)
+        except TooManyRequests as error:
+            response = _refuse_too_many(error)
         except Exception as error:  # an internal error: counted, and returned without a traceback
             response = _make_failure(503, "internal", type(error).__name__)
         verb = request.url.path.strip("/").split("/")[0]
@@ -201,9 +211,7 @@ def _handle_failures(app: FastAPI) -> None:
 
     @app.exception_handler(TooManyRequests)
     async def handle_too_many(_: Request, error: TooManyRequests) -> JSONResponse:
-        return _make_failure(
-            429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))}
-        )
+        return _refuse_too_many(error)
 
     @app.exception_handler(StorageFull)
     async def handle_storage_full(_: Request, error: StorageFull) -> JSONResponse:
@@ -255,6 +263,11 @@ def _make_failure(
 ) -> JSONResponse:
     """Return the response of a failure, whose body is a `Failure`."""
     return JSONResponse({"error": {"kind": kind, "message": message}}, status, headers)
+
+
+def _refuse_too_many(error: TooManyRequests) -> JSONResponse:
+    """Return the response to a request beyond a limit."""
+    return _make_failure(429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))})
 
 
 def _set_version_header(listed: Listed, response: Response) -> Listed:

@@ -188,8 +188,10 @@ class EnginePool:
         return sum(len(lane.queue) for lane in list(self._built_lanes.values()))
 
     def explain_unready(self) -> str | None:
-        """Return why no model would answer; None if all queues work."""
+        """Return why no model would answer, or it is not known what is served; None if it is known and all queues work."""
         lanes = self.lanes
+        if (problem := self._run.registry.problem) is not None:
+            return problem
         if not lanes:
             return f"version {self.serving.default} is being built"
         dead_versions = [version for version, lane in lanes.items() if not lane.queue.alive]
@@ -283,7 +285,6 @@ class EnginePool:
     def _build_in_background(self, version: int) -> None:
         """Build a version and activate it; a background thread runs this."""
         try:
-            self._follow_catalogue()
             self._build(version)
         finally:
             with self._change_lock:
@@ -293,6 +294,7 @@ class EnginePool:
     def _build(self, version: int) -> None:
         """Build the lane of a version and add it to the built ones; if that fails, record the reason in `problems`."""
         try:
+            self._follow_catalogue()
             states = PrefixStates(self._state_bytes) if self._state_bytes else None
             engine = self._run.load_engine(self._run.registry.read_version(version), self._device, states)
             if self._state_bytes and engine.states is None:

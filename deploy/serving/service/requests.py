@@ -106,7 +106,7 @@ class EventsRequest(_StrictRequest):
             return events
         return [{"item": event} if isinstance(event, int | str) else event for event in events]
 
-    id: Annotated[Text, Field(max_length=128)] | None = None
+    id: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
 
 
 class Scored(BaseModel):

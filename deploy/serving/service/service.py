@@ -118,13 +118,12 @@ class RecommendationService:
         self.features.renew(corpus)
 
     async def recommend(
-        self, request: RecommendRequest, caller: str, spent_s: float = 0.0, *, caller_name: str = ""
+        self, request: RecommendRequest, spent_s: float = 0.0, *, caller_name: str = ""
     ) -> Listed:
         """List items for a user.
 
         Args:
             request: The body of the HTTP request.
-            caller: The key by which the caller's rate limit is counted.
             spent_s: Seconds since the request arrived, which count against its deadline.
             caller_name: The name that the caller gave itself. It decides which version answers a request without a user;
                 without a name, the version is random.
@@ -134,9 +133,9 @@ class RecommendationService:
 
         Raises:
             Refused: The request cannot be answered as it is.
-            TooManyRequests: The limit of the caller or of the queue is reached.
+            TooManyRequests: The limit of the queue is reached.
         """
-        self._check_limits(caller)
+        self._check_queue()
         self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_list_question,
@@ -151,11 +150,9 @@ class RecommendationService:
         )
         return await self._answer("recommend", request, make_question, spent_s, caller_name)
 
-    async def score(
-        self, request: ScoreRequest, caller: str, spent_s: float = 0.0, *, caller_name: str = ""
-    ) -> Listed:
+    async def score(self, request: ScoreRequest, spent_s: float = 0.0, *, caller_name: str = "") -> Listed:
         """Score items, and return them in the order of the request; arguments and errors are those of `recommend`."""
-        self._check_limits(caller)
+        self._check_queue()
         self._check_scene(request.scene)
         make_question = partial(
             self.features.prepare_score_question,
@@ -169,15 +166,15 @@ class RecommendationService:
         )
         return await self._answer("score", request, make_question, spent_s, caller_name)
 
-    async def post(self, request: EventsRequest, caller: str) -> Posted:
+    async def post(self, request: EventsRequest) -> Posted:
         """Store events of a user; they are on disk when this returns.
 
         Raises:
             Refused: An event is not valid.
-            TooManyRequests: The limit of the caller or of the queue is reached.
+            TooManyRequests: The limit of the queue is reached.
             Away: The features run as a service that does not answer.
         """
-        self._check_limits(caller)
+        self._check_queue()
         events = [event.model_dump() for event in request.events]
         arguments = (request.user, events, request.id)
         if inspect.iscoroutinefunction(self.features.post):  # a proxy of another service
@@ -235,9 +232,8 @@ class RecommendationService:
                 f"this caller's limit is {self.settings.rate:g} requests per second", wait_s
             )
 
-    def _check_limits(self, caller: str) -> None:
-        """Raise TooManyRequests if the limit of the caller or of the queue is reached."""
-        self.check_rate(caller)
+    def _check_queue(self) -> None:
+        """Raise TooManyRequests if the limit of the queue is reached."""
         if self.engines.count_waiting() >= self.settings.waiting:
             self.metrics.refused.labels("queue").inc()
             raise TooManyRequests(f"{self.settings.waiting} requests are queued already", retry_s=1.0)

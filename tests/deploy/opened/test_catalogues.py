@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from served_run import ask, items
 from starlette.testclient import TestClient
 
@@ -17,6 +18,7 @@ from nonet.deploy.after import add_items
 from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
+from nonet.errors import CheckpointError
 from nonet.models.generation import Corpus
 
 
@@ -111,3 +113,17 @@ def test_a_catalogue_that_is_written_within_one_tick_of_the_clock_is_seen(served
         assert [name for name, _ in versions._list_versions()[1:]] == [
             f"v{number}" for number in range(count)
         ]
+
+
+def test_a_list_of_catalogues_that_disappears_brings_no_withdrawn_item_back(served, monkeypatch, tmp_path):
+    folder, first = RunFolder(tmp_path), served.ring.corpus()
+    monkeypatch.setattr(Corpus, "load", lambda folders: SimpleNamespace(folders=folders))
+    versions = CatalogueVersions(folder, {}, first)
+    assert versions.get_newest() is first
+    folder.write_catalogues([{"version": "without an item", "artifacts": {}}])
+    newest = versions.get_newest()
+    (tmp_path / CATALOGUES).rename(tmp_path / "away")
+    with pytest.raises(CheckpointError, match=rf"{CATALOGUES} is missing, .*; put it back from a copy"):
+        versions.get_newest()
+    (tmp_path / "away").rename(tmp_path / CATALOGUES)
+    assert versions.get_newest() is newest is not first

@@ -16,6 +16,7 @@ from served_run import TrainedRun
 
 from nonet.deploy.after import append_events
 from nonet.deploy.opened import Refused, UserHistories
+from nonet.deploy.opened import events as events_module
 from nonet.deploy.opened import histories as histories_module
 from nonet.deploy.opened.events import EventReader
 from nonet.deploy.opened.vocabulary import Vocabulary
@@ -97,13 +98,71 @@ def test_a_post_that_was_sent_to_two_servers_is_read_once(served, tmp_path):
     assert not again.post("new", [event(1, 1)], "twice")
 
 
+def test_different_posts_of_one_id_on_two_servers_are_both_read(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    first, second = (UserHistories(served.ring.corpus(), journal) for _ in range(2))
+    assert first.post("a", [event(1, 1)], "same")
+    assert second.post("b", [event(2, 2)], "same")
+    again = UserHistories(served.ring.corpus(), journal)
+    assert [again.get_events(user).item.tolist() for user in "ab"] == [[1], [2]]
+
+
+def test_a_post_is_recognized_by_what_was_sent_whatever_is_known_when_it_is_sent_again(
+    served, tmp_path, monkeypatch
+):
+    corpus, journal = served.ring.corpus(), tmp_path / "events.jsonl"
+    histories = UserHistories(corpus, journal)
+    reader = EventReader(corpus, histories)
+    post = [{"item": 1001}, {"item": 99_999, "event": None}]
+    assert reader.post("7", post, "a") == (1, [99_999], True)
+    monkeypatch.setattr(EventReader, "find_items", lambda self, ids: (np.arange(len(ids)), []))
+    monkeypatch.setattr(events_module, "get_present", lambda: 1_900_000_000)
+    assert reader.post("7", post, "a") == (2, [], False)
+    again = UserHistories(corpus, journal)
+    assert EventReader(corpus, again).post("7", post, "a")[2] is False
+    assert len(again.get_events("7")) == 1
+    for other in (post[:1], [{"item": 1001, "time": 5}, post[1]], [*post, post[0]]):
+        with pytest.raises(Refused, match="'a' and other events"):
+            reader.post("7", other, "a")
+
+
+def test_lines_of_an_older_version_are_read_and_their_posts_are_recognized(served, tmp_path):
+    journal = tmp_path / "events.jsonl"
+    line = {"user": "new", "id": "old", "events": [event(1, 1)]}
+    journal.write_text(f"{json.dumps(line)}\n" * 2)
+    histories = UserHistories(served.ring.corpus(), journal)
+    assert histories.get_events("new").item.tolist() == [1]
+    sent = [{"item": 1001}]
+    assert not histories.post("new", [event(1, 9)], "old", sent), "the same events, sent again"
+    with pytest.raises(Refused, match="'old' and other events"):
+        histories.post("new", [event(2, 9)], "old", sent)
+
+
+def test_an_event_of_the_far_future_is_refused_and_one_of_tomorrow_is_not(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(events_module, "get_present", lambda: 1_764_000_000)
+    corpus = served.ring.corpus()
+    reader = EventReader(corpus, UserHistories(corpus, tmp_path / "events.jsonl"))
+    with pytest.raises(
+        Refused, match=r"the time 3976000000 in unix seconds, .*unit of the run's log \(s\)"
+    ) as refused:
+        reader.post("7", [{"item": 1001}, {"item": 1001, "time": 3_976_000_000}], None)
+    assert refused.value.kind == "bad_time"
+    assert reader.post("7", [{"item": 1001, "time": 1_764_000_000 + 86_400}], None)[2]
+    assert len(reader.histories.get_events("7")) == 1
+
+
 def test_an_id_of_another_post_is_refused_also_after_a_restart(served, tmp_path):
     journal = tmp_path / "events.jsonl"
     histories = UserHistories(served.ring.corpus(), journal)
     for _ in range(2):
         histories.post("new", [event(1, 1)], "same")
-        assert not histories.post("new", [event(1, 7)], "same")  # the same post, sent a moment later
-        for user, events in (("other", [event(1, 1)]), ("new", [event(2, 1)]), ("new", [event(1, 1)] * 2)):
+        assert not histories.post("new", [event(1, 1)], "same")
+        for user, events in (
+            ("other", [event(1, 1)]),
+            ("new", [event(2, 1)]),
+            ("new", [event(1, 7)]),
+            ("new", [event(1, 1)] * 2),
+        ):
             with pytest.raises(Refused, match="'same' and other events") as refused:
                 histories.post(user, events, "same")
             assert refused.value.kind == "id_conflict"

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -356,6 +357,19 @@ def test_quarantined_posts_are_deleted_with_the_others_while_a_server_runs_and_w
             time.sleep(0.01)
         histories.close()
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and "secret" in path.read_text()]
+
+
+def test_posts_of_items_that_were_added_meanwhile_are_not_listed_as_unreadable(served, tmp_path):
+    corpus, journal = served.ring.corpus(), tmp_path / "events.jsonl"
+    journal.write_text("garbage\n")
+    histories = UserHistories(corpus, journal)
+    features = RequestFeatures(corpus, histories, 8, 20)
+    count = len(corpus.item_id) + 1
+    trie = SimpleNamespace(version="c2", leaf_of_item=np.arange(count))
+    features.renew(SimpleNamespace(items=corpus.items, item_id=np.arange(count), trie=trie))
+    histories.post("new", [event(count - 1)])
+    histories._renew_quarantined()
+    assert histories.quarantined == 1
 
 
 def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(served, monkeypatch):

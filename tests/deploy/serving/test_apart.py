@@ -166,6 +166,35 @@ def test_a_post_whose_service_does_not_answer_is_503_and_not_said_to_be_lost(ser
     app.state.service.engines.close()
 
 
+class Answering(Silent):
+    """A handle of engines that have no problem."""
+
+    def result(self, timeout_s):
+        return {}, {}
+
+
+def test_a_service_that_no_longer_knows_what_is_served_is_not_ready_and_hides_what_it_did(served):
+    from nonet.deploy.serving.apart.remote import RemoteEnginePool
+
+    served.open().publish_newest()
+    registry = served.open().registry
+    before = registry.withdraw({"1001"})
+    engines = RemoteEnginePool(served.open(), Answering())
+    path, away = registry.root / "serving.json", registry.root / "away"
+    path.rename(away)
+    ends = time.monotonic() + 10
+    while engines.explain_unready() is None and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert "serving.json is missing" in engines.explain_unready()
+    assert engines.serving == before
+    away.rename(path)
+    while engines.explain_unready() is not None and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert engines.explain_unready() is None
+    engines.close()
+    registry.withdraw(set())
+
+
 def nothing_was_lost(served, seed, came):
     acknowledged, answered, wrong = came
     assert not wrong

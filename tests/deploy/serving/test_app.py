@@ -137,6 +137,13 @@ def test_posted_events_are_in_the_next_answer_and_a_post_with_an_id_counts_once(
         (422, "bad_column", "/events", {"user": 103, "events": [{"item": 1001, "values": {"colour": 1}}]}),
         (422, "bad_value", "/events", {"user": 103, "events": [{"item": 1001, "values": {"rating": "5"}}]}),
         (422, "bad_time", "/events", {"user": 103, "events": [{"item": 1001, "time": -5}]}),
+        (
+            422,
+            "bad_time",
+            "/events",
+            {"user": 103, "events": [{"item": 1001, "time": "2096-01-01T00:00:00Z"}]},
+        ),
+        (422, "bad_request", "/events", {"user": 103, "events": [1001], "id": ""}),
         (422, "bad_request", "/events", {"user": 103, "events": [1001, None]}),
         (422, "bad_scene", "/recommend", {"user": 103, "scene": "home"}),
         (422, "bad_scene", "/score", {"user": 103, "items": [1001], "scene": "home"}),
@@ -181,6 +188,7 @@ def test_metrics_and_the_page_of_the_api_are_there(client):
 def test_an_id_of_another_post_is_a_409_and_stores_nothing(client):
     ask(client, "/events", user=103, events=[1001], id="same")
     assert ask(client, "/events", user=103, events=[1001], id="same")["again"]
+    ask(client, "/events", 409, user=103, events=[{"item": 1001, "time": 5}], id="same")
     refused = ask(client, "/events", 409, user=104, events=[1002, 1003], id="same")
     assert refused["error"]["kind"] == "id_conflict"
 
@@ -190,6 +198,15 @@ def test_messages_and_lengths_are_bounded(client):
     assert len(ask(client, "/events", 422, **body)["error"]["message"]) <= 500
     answer = client.post("/events", content=b"{}", headers={"content-length": "9" * 5000})
     assert answer.json()["error"]["kind"] == "too_large"
+
+
+def test_a_body_in_chunks_is_refused_whatever_its_length_says(client):
+    for headers in (
+        {"content-length": "5", "transfer-encoding": "chunked"},
+        {"transfer-encoding": "chunked"},
+    ):
+        answer = client.post("/recommend", content=b'{"user": 103}', headers=headers)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (411, "no_length")
 
 
 def test_what_changes_things_wants_the_token(served, monkeypatch, tmp_path):

@@ -159,6 +159,9 @@ def test_an_empty_token_allows_nothing():
         ({"read": "read"}, False),  # posts need no token
         ({"write": "write", "read": "read"}, True),
         ({"proxies": ["127.0.0.1"]}, True),
+        ({"proxies": ["::/64"]}, True),
+        ({"proxies": ["10.0.0.0/8"]}, False),  # no proxy there reaches this server
+        ({"proxies": ["10.0.0.0/8"], "peer": "10.1.2.3"}, False),  # an address that a page has made up
         ({"local": False}, True),
     ],
 )
@@ -177,6 +180,26 @@ def test_a_token_may_end_with_a_line_break(opened):
     client = opened(write="write\n", read="read\n")
     assert client.get("/versions", headers=READ).status_code == 200
     assert client.post("/events", json={"user": 103, "events": [1001]}, headers=WRITE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "body", "headers"),
+    [
+        (422, "/recommend", {"user": 1.5}, {}),
+        (422, "/events", {"user": 103, "events": []}, {}),
+        (401, "/score", {"user": 103, "items": [1001]}, {"authorization": "Bearer guess"}),
+        (404, "/nowhere", {}, {}),
+        (403, "/recommend", {"user": 103}, {"host": "evil.example"}),
+        (411, "/recommend", {"user": 103}, {"content-length": "-"}),
+    ],
+)
+def test_a_request_that_is_refused_counts_against_the_limit_of_its_caller(
+    opened, status, path, body, headers
+):
+    client = opened(rate=0.001, burst=1, read="read" if status == 401 else "")
+    answers = [client.post(path, json=body, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [status, 429]
+    assert answers[1].json()["error"]["kind"] == "too_many"
 
 
 def test_every_query_counts_against_the_limit_of_its_caller(opened):

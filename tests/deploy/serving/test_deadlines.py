@@ -80,6 +80,6 @@ def test_time_before_the_service_counts_against_the_deadline(tmp_path):
     with TestClient(app, base_url="http://localhost") as client:
         ask(client, user=103, k=3)
         request = RecommendRequest(user="103", k=3)
-        listed = asyncio.run(service.recommend(request, "me", spent_s=100.0))
+        listed = asyncio.run(service.recommend(request, spent_s=100.0))
         assert (listed.version, listed.reason) == (None, "deadline")
     service.engines.close()

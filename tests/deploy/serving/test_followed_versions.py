@@ -11,6 +11,7 @@ import pytest
 from served_run import TrainedRun
 
 from nonet import trust
+from nonet.controller.record import CATALOGUES
 from nonet.deploy.after import add_items
 from nonet.deploy.opened import OpenedRun
 from nonet.deploy.serving.service.follower import RunFollower
@@ -128,10 +129,25 @@ def test_the_catalogue_of_a_version_that_was_rolled_back_stops_no_later_checkpoi
     put_items(served, tmp_path, 5000)
     follower.check_once()
     assert run.registry.serving.default == 2
-    assert run.registry.rollback().default == 1, "the same weights with the catalogue before"
+    assert run.registry.rollback(1).default == 1, "the same weights with the catalogue before"
     served.commit(1)
     follower.check_once()
     assert (follower.problem, run.registry.read_version(run.registry.serving.default).base) == (None, 1)
+
+
+def test_a_run_that_has_lost_its_newest_catalogue_does_not_serve_the_one_before(served, tmp_path):
+    run, follower = follow(served)
+    put_items(served, tmp_path, 5000)
+    follower.check_once()
+    (run.folder.path / CATALOGUES).rename(tmp_path / "away")
+    run = served.open()  # in another process
+    follower = RunFollower(run)
+    follower.check_once()
+    assert "does not have; put its catalogues.json back from a copy" in follower.problem
+    assert (run.registry.serving.default, run.registry.list_versions()) == (2, [1, 2])
+    (tmp_path / "away").rename(run.folder.path / CATALOGUES)
+    follower.check_once()
+    assert (follower.problem, run.registry.serving.default) == (None, 2)
 
 
 def begin_metrics(run, time_s):

@@ -154,6 +154,25 @@ def test_a_rollback_during_a_build_counts_at_once_and_the_build_is_not_activated
     engines.close()
 
 
+def test_a_server_whose_serving_state_disappears_hides_and_serves_what_it_did_and_is_not_ready(served):
+    served.commit(1)
+    app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0), True)
+    engines, registry = app.state.service.engines, served.open().registry
+    registry.withdraw({"1001"})
+    until(lambda: engines.serving.withdrawn == ("1001",))
+    path, away = registry.root / "serving.json", registry.root / "away"
+    with TestClient(app, base_url="http://localhost") as client:
+        path.rename(away)
+        until(lambda: client.get("/readyz").status_code == 503)
+        assert "serving.json is missing" in client.get("/readyz").json()["reason"]
+        until(lambda: "serving.json is missing" in engines.problems.get("registry", ""))
+        assert (engines.serving.withdrawn, engines.serving.default) == (("1001",), 1)
+        assert 1001 not in items(ask(client, user=103, k=40))
+        away.rename(path)
+        until(lambda: client.get("/readyz").status_code == 200)
+    engines.close()
+
+
 def test_promotions_and_rollbacks_between_built_versions_do_not_wait_for_a_build(served, monkeypatch):
     served.commit(1)
     run = served.open()

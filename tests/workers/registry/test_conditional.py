@@ -8,7 +8,7 @@ import pytest
 from registry_world import before_write, contents, layer
 
 from nonet.errors import ConfigError, StorageConflict
-from nonet.workers.registry import RemoteRegistry
+from nonet.workers.registry import RemoteRegistry, conditional
 from nonet.workers.registry.conditional import LockedFiles, MarkedFiles, ObjectFiles
 from tests.s3 import BUCKET, serve_s3
 
@@ -54,6 +54,34 @@ def test_without_conditional_writes_the_first_host_alone_writes(tmp_path):
     memory.files["writer.json"] = b"{"
     with pytest.raises(ConfigError, match="an unknown host"):
         second.replace("serving.json", b"4", b"3")
+
+
+def test_a_copy_of_the_folder_on_another_host_is_not_the_writer(tmp_path, monkeypatch):
+    memory = MemoryStorage()
+    MarkedFiles(memory, "gs://bucket", tmp_path).replace("serving.json", b"1", None)
+    monkeypatch.setattr(conditional.socket, "gethostname", lambda: "another")
+    with pytest.raises(ConfigError, match="no other host may publish"):
+        MarkedFiles(memory, "gs://bucket", tmp_path).replace("serving.json", b"2", b"1")
+    assert memory.files["serving.json"] == b"1"
+
+
+def test_a_host_whose_mark_another_one_replaced_at_the_same_moment_is_told(tmp_path):
+    memory = MemoryStorage()
+    for host in "ab":
+        (tmp_path / host).mkdir()
+    first, second = (MarkedFiles(memory, "gs://bucket", tmp_path / host) for host in "ab")
+    write = memory.write
+
+    def write_after_another(name, content):
+        if name == "serving.json":
+            memory.write = write
+            del memory.files["writer.json"]  # the other host looked before there was one
+            second.replace(name, b"2", None)
+        write(name, content)
+
+    memory.write = write_after_another
+    with pytest.raises(ConfigError, match="is written by"):
+        first.replace("serving.json", b"1", None)
 
 
 def test_a_second_host_may_read_what_only_one_may_write(tmp_path):

@@ -82,7 +82,7 @@ def test_a_manifest_with_wrong_entries_is_not_read_though_its_checksum_matches(p
 
 def test_a_version_that_is_based_on_itself_ends_no_rollback(published):
     forge(published.root, 1, base=1, kind="delta")
-    with pytest.raises(ConfigError, match="no ancestor that was not rolled back"):
+    with pytest.raises(ConfigError, match="no ancestor with other weights that was not rolled back"):
         published.rollback()
     with pytest.raises(CheckpointError, match="its base is 1, and must be an earlier version"):
         published.map_layers(1)
@@ -119,6 +119,7 @@ GOOD = {"default": 1, "shares": {"2": 0.2}, "refused": [3], "withdrawn": ["9"], 
             for change in (
                 {"default": "1"},
                 {"default": 0},
+                {"default": 10**18},
                 {"shares": []},
                 {"shares": {"x": 0.1}},
                 {"shares": {"2": "nan"}},
@@ -202,11 +203,26 @@ def test_what_was_kept_when_its_ancestor_was_rolled_back_is_promoted_and_built_o
     assert made.promote(4).default == 4
 
 
+def test_a_version_that_was_rolled_back_is_no_base_though_what_was_made_from_it_is_served(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    for number in range(3):
+        made.publish(contents(tmp_path, rows=[number]), base=number or None)
+    made.promote(2, 0.2)
+    assert (made.rollback().default, made.serving.refused) == (3, (2,))
+    for change in (
+        lambda: made.publish(contents(tmp_path, rows=[9]), base=2),
+        lambda: made.renew(2, "another trie", {}),
+    ):
+        with pytest.raises(StaleVersion, match="version 2 was rolled back"):
+            change()
+    assert made.list_versions() == [1, 2, 3]
+
+
 def test_a_checkpoint_that_was_rolled_back_is_not_followed_again(tmp_path):
     made = VersionRegistry(tmp_path / "registry")
 
     def publish(commit, base=None):
-        body = contents(tmp_path, rows=[1])
+        body = contents(tmp_path, rows=[1 if base is None else 2])
         body.source["commit"] = commit
         return made.publish(body, base=base).number
 
@@ -244,9 +260,82 @@ def test_a_catalogue_that_was_rolled_back_is_not_served_again(tmp_path):
     made = VersionRegistry(tmp_path / "registry")
     made.publish(contents(tmp_path))
     made.renew_served("c2", {})
-    assert made.rollback().default == 1
+    assert made.rollback(1).default == 1
     made.renew_served("c2", {})
     assert (made.serving.default, made.list_versions()) == (1, [1, 2])
+
+
+def test_a_rollback_goes_back_to_other_weights_whatever_catalogues_the_bad_ones_had(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    made.publish(contents(tmp_path))
+    made.publish(contents(tmp_path, rows=[3], weight=2.0, step=2), base=1)
+    for catalogue in ("c2", "c3"):
+        made.renew_served(catalogue, {})
+    serving = made.rollback()
+    assert (serving.default, serving.refused) == (1, (2, 3, 4))
+    with pytest.raises(ConfigError, match=r"no ancestor with other weights .*\(--to N\)"):
+        made.rollback()
+
+
+def test_a_canary_that_is_rolled_back_is_refused_with_each_of_its_catalogues(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    made.publish(contents(tmp_path))
+    made.publish(contents(tmp_path, rows=[3], weight=2.0, step=2), base=1, serve=False)
+    made.promote(2, 0.3)
+    made.renew_served("c2", {})
+    assert made.serving.shares == {4: 0.3}
+    serving = made.rollback()
+    assert (serving.default, serving.refused) == (3, (2, 4))
+
+
+def test_no_version_follows_the_largest_number(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    made.publish(contents(tmp_path))
+    place = made.root / "versions" / f"{10**18 - 1}.json"
+    place.write_text("{}")
+    with pytest.raises(ConfigError, match=r"9{18}.json has the largest number .*, so remove it"):
+        made.publish(contents(tmp_path, rows=[1], step=2), base=1)
+    assert made.list_versions() == [1, 10**18 - 1]
+    place.unlink()
+    assert made.publish(contents(tmp_path, rows=[1], step=2), base=1).number == 2
+
+
+@pytest.mark.parametrize("loses", ["the file", "the folder"])
+def test_a_state_that_disappears_is_named_and_nothing_takes_its_place(published, loses):
+    published.withdraw({"7"})
+    path = published.root / "serving.json"
+    content = path.read_bytes()
+    if loses == "the folder":
+        published.root.rename(published.root.with_name("away"))
+    else:
+        path.unlink()
+    for ask in (
+        lambda: published.serving,
+        lambda: published.announced,
+        lambda: published.withdraw({"8"}),
+        lambda: published.rollback(1),
+    ):
+        with pytest.raises(
+            (CheckpointError, OSError), match=r"serving.json is missing, .*; put it back|\.lock"
+        ):
+            ask()
+    assert "serving.json is missing" in published.problem
+    if loses == "the folder":
+        published.root.with_name("away").rename(published.root)
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"serving.json is missing"
+        ):  # a process that has not read it
+            _ = VersionRegistry(published.root).serving
+        path.write_bytes(content)
+    assert (published.serving.withdrawn, published.problem) == (("7",), None)
+
+
+def test_a_first_version_that_is_not_served_loses_no_state(tmp_path):
+    made = VersionRegistry(tmp_path / "registry")
+    assert made.publish(contents(tmp_path), serve=False).number == 1
+    assert (made.serving.default, VersionRegistry(made.root).serving.default) == (None, None)
+    assert made.promote(1).default == 1
 
 
 def test_two_shares_that_become_one_version_keep_their_users_together(tmp_path):

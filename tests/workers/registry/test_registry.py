@@ -137,6 +137,19 @@ def test_equal_contents_are_stored_once(registry, tmp_path):
     assert again.written < 500  # two empty arrays
 
 
+@pytest.mark.parametrize("damage", [lambda content: content[:50], lambda content: b"x" * len(content)])
+def test_what_is_published_again_repairs_its_files(registry, tmp_path, damage):
+    first = registry.publish(contents(tmp_path), serve=False)
+    registry.locate_files(first)  # which checks a file once for all
+    for name in first.blobs:
+        path = registry.root / "blobs" / name
+        path.write_bytes(damage(path.read_bytes()))
+    second = registry.publish(contents(tmp_path))
+    assert (second.number, second.blobs) == (2, first.blobs)
+    VersionRegistry(registry.root).locate_files(first)
+    assert torch.equal(read(registry, 1, layer([]).key), torch.from_numpy(layer([]).row))
+
+
 def published(registry, tmp_path, count):
     """Versions 1 to count, each made from the one before; the first is served."""
     for number in range(count):

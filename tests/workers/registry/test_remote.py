@@ -9,8 +9,9 @@ import pytest
 import torch
 from registry_world import before_write, contents, layer, read
 
-from nonet.errors import CheckpointError, ConfigError, StaleVersion
+from nonet.errors import CheckpointError, ConfigError, DeadlineExceeded, StaleVersion
 from nonet.workers.registry import RemoteRegistry, VersionRegistry, open_registry
+from nonet.workers.registry import registry as registry_module
 from nonet.workers.registry.remote import check_address
 
 
@@ -77,6 +78,55 @@ def test_a_torn_file_there_leaves_what_is_served_here(at, tmp_path):
     assert VersionRegistry(tmp_path / "theirs").serving.default == 1
     torn.write_bytes(whole)
     assert theirs.serving.default == 2
+
+
+def test_a_state_that_is_lost_there_withdraws_and_refuses_as_before(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    mine.publish(contents(tmp_path))
+    mine.withdraw({"7"})
+    assert theirs.serving.withdrawn == theirs.announced.withdrawn == ("7",)
+    place = tmp_path / "bucket" / "r1" / "serving.json"
+    content = place.read_bytes()
+    place.unlink()
+    for registry in (mine, theirs, at("late")):
+        for ask in (lambda: registry.serving, lambda: registry.announced, lambda: registry.withdraw({"8"})):  # noqa: B023
+            with pytest.raises(CheckpointError, match=r"r1/serving.json is missing, so it is not known"):
+                ask()
+        assert registry.problem is not None
+    assert VersionRegistry(tmp_path / "theirs").serving.withdrawn == ("7",)
+    place.write_bytes(content)
+    assert theirs.serving.withdrawn == theirs.announced.withdrawn == ("7",)
+    assert theirs.problem is None
+
+
+@pytest.mark.parametrize("lost", ["serving.json", "blobs"])
+def test_what_cannot_be_read_at_an_address_is_reported_as_long_as_it_lasts(tmp_path, lost):
+    bucket = tmp_path / "bucket"
+    RemoteRegistry(tmp_path / "mine", f"file://{bucket}").publish(contents(tmp_path))
+    reader = RemoteRegistry(
+        tmp_path / ("late" if lost == "blobs" else "mine"), f"file://{bucket}", max_age_s=3600
+    )
+    (bucket / lost).rename(bucket / "away")
+    for _ in range(3):
+        with pytest.raises(CheckpointError, match=rf"bucket/{lost}.*missing"):
+            _ = reader.serving
+        assert (reader.problem is None) == (lost == "blobs")
+    (bucket / "away").rename(bucket / lost)
+    assert reader.serving.default == 1
+
+
+def test_a_damaged_file_is_repaired_by_what_the_other_side_has(at, tmp_path):
+    mine, theirs = at("mine"), at("theirs")
+    version = mine.publish(contents(tmp_path))
+    assert theirs.serving.default == 1
+    here, there = (tmp_path / folder / "blobs" / version.dense for folder in ("theirs", "bucket/r1"))
+    whole = here.read_bytes()
+    here.write_bytes(b"x" * len(whole))
+    at("theirs").locate_files(version)
+    assert here.read_bytes() == whole
+    there.write_bytes(whole[:9])
+    mine.publish(contents(tmp_path, rows=[3], step=2), base=1)
+    assert there.read_bytes() == whole
 
 
 def test_a_push_that_ends_early_shows_no_version(at, tmp_path, monkeypatch):
@@ -310,6 +360,14 @@ def test_processes_of_one_host_that_read_at_once_do_not_disturb_each_other(at, t
     assert server.serving.default == 1
 
 
+def test_processes_of_one_host_change_an_address_one_after_the_other(at, monkeypatch):
+    server, command = at("host"), at("host")
+    monkeypatch.setattr(registry_module, "_CHANGE_WAIT_S", 0.1)
+    with server._lock(), pytest.raises(DeadlineExceeded, match=r"\.lock"):
+        command.withdraw({"1"})
+    assert command.withdraw({"2"}).withdrawn == server.serving.withdrawn == ("2",)
+
+
 RUNS = [{"run": "feed", "data": "d", "start": start} for start in ("one", "two", "")]
 
 
@@ -370,3 +428,12 @@ def test_an_address_with_a_password_is_refused_and_not_told(tmp_path, address):
 )
 def test_an_at_sign_is_no_password(address):
     check_address(address)
+
+
+@pytest.mark.parametrize("name", ["serving.json", "versions/000001.json"])
+def test_a_file_at_the_address_that_is_far_too_large_is_not_read(at, tmp_path, name):
+    at("mine").publish(contents(tmp_path))
+    with (tmp_path / "bucket/r1" / name).open("r+b") as file:
+        file.truncate(20 << 30)
+    with pytest.raises(CheckpointError, match=rf"{name} has 21,474,836,480 bytes, of at most"):
+        at("theirs")._read_remote(name)
