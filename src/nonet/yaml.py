@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from nonet.atomic import read_content
 from nonet.errors import ConfigError
@@ -68,13 +68,15 @@ def _count_values(value: Any, counts: dict[int, int]) -> int:
         value: The document, or a part of it.
         counts: The numbers of the maps and lists that were counted before, by their `id`.
     """
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in counts:
-        counts[id(value)] = _MAX_VALUES  # while it is counted, for what contains itself
-        parts = value if isinstance(value, list) else [part for entry in value.items() for part in entry]
-        counts[id(value)] = 1 + sum(_count_values(part, counts) for part in parts)
-    return counts[id(value)]
+    key, parts = id(value), list[Any]()
+    if is_map(value):
+        parts = [part for entry in value.items() for part in entry]
+    elif isinstance(value, list):
+        parts = cast("list[Any]", value)
+    if key not in counts:
+        counts[key] = _MAX_VALUES  # while it is counted, for what contains itself
+        counts[key] = 1 + sum(_count_values(part, counts) for part in parts)
+    return counts[key]
 
 
 def locate_values(text: str) -> dict[tuple[str, ...], int]:
