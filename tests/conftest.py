@@ -109,6 +109,15 @@ def command(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture(autouse=True)
+def forgotten_guards(monkeypatch):
+    """Forget the runs that a test has guarded, which every worker of a later test would have to guard too."""
+    from nonet import trust
+
+    for name in ("_guarded", "_views"):
+        monkeypatch.setattr(trust, name, getattr(trust, name).copy())
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     """Use one torch thread: the tensors are tiny, and threads that wait for a busy core are a hundred times slower."""

@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import (
@@ -83,11 +83,7 @@ def guard_folder(folder: Path, *, approves: bool = True, is_view: bool = False) 
     _guarded[folder] = set()
     if is_view:
         _views.add(folder)
-    if _find_in_guarded_folder not in sys.path_hooks:
-        sys.path_hooks.insert(0, _find_in_guarded_folder)
-    for place in list(sys.path_importer_cache):
-        if _find_guards(Path(place)):
-            del sys.path_importer_cache[place]
+    _find_modules_anew()
     if approves and _settings["approves"]:
         approve_code(folder)
 
@@ -304,8 +300,9 @@ def take_trust(state: TrustState) -> None:
     """Guard the folders of another process, and approve what it has approved."""
     _approved.update(state.hashes)
     for folder, names in state.references.items():
-        guard_folder(Path(folder), approves=False, is_view=folder in state.views)
-        _guarded[Path(folder)].update(names)
+        _guarded.setdefault(Path(folder), set()).update(names)
+    _views.update(map(Path, state.views))
+    _find_modules_anew()
 
 
 class ContentLoader(SourceFileLoader):
@@ -349,13 +346,32 @@ def _find_in_guarded_folder(place: str) -> FileFinder:
     return FileFinder(place, extension, source)
 
 
-def _find_guards(place: Path) -> list[tuple[Path, str]]:
-    """Return the guarded folders that a file or folder is in, or leads to by links, each with its path there."""
+def _find_modules_anew() -> None:
+    """Let Python search guarded folders by `_find_in_guarded_folder`, also those that it has searched before."""
+    if _find_in_guarded_folder not in sys.path_hooks:
+        sys.path_hooks.insert(0, _find_in_guarded_folder)
+    roots = _list_roots()
+    for place in list(sys.path_importer_cache):
+        if _find_guards(Path(place), roots):
+            del sys.path_importer_cache[place]
+
+
+def _list_roots() -> list[tuple[Path, Path]]:
+    """Return each guarded folder with its path, and with the path that links lead to."""
+    return [(folder, root) for folder in _guarded for root in dict.fromkeys((folder, folder.resolve()))]
+
+
+def _find_guards(place: Path, roots: Sequence[tuple[Path, Path]] | None = None) -> list[tuple[Path, str]]:
+    """Return the guarded folders that a file or folder is in, or leads to by links, each with its path there.
+
+    Args:
+        place: The file or folder.
+        roots: What `_list_roots` returned just now; None to list them.
+    """
     places = dict.fromkeys((Path(os.path.normpath(place.absolute())), place.resolve()))
     return [
         (folder, place.relative_to(root).as_posix())
-        for folder in _guarded
-        for root in dict.fromkeys((folder, folder.resolve()))
+        for folder, root in (_list_roots() if roots is None else roots)
         for place in places
         if place.is_relative_to(root)
     ]
