@@ -149,6 +149,15 @@ class RunFolder:
         artifacts = later_versions[-1]["artifacts"] if later_versions else facts["artifacts"]
         return fetch_artifacts(artifacts)
 
+    def fetch_artifacts(self, artifacts: Mapping[str, Any]) -> dict[str, str]:
+        """Return the folder of each kind of artifacts of this run, after fetching them if needed.
+
+        Raises:
+            ConfigError: There are no sequences, without which no run can be opened.
+        """
+        with refuse_damage(self.path / _FACTS):
+            return {"sequences": artifacts["sequences"]["path"], **fetch_artifacts(artifacts)}
+
     def read_facts(self) -> dict[str, Any] | None:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage.
 
@@ -159,10 +168,7 @@ class RunFolder:
         with refuse_damage(self.path / _FACTS):
             if facts is None:
                 return None
-            facts = self._change_artifact_paths(facts, self._make_absolute)
-            if "sequences" not in facts["artifacts"]:
-                raise ValueError("it names no sequences")
-            return facts
+            return self._change_artifact_paths(facts, self._make_absolute)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""

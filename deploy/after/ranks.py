@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nonet.atomic import refuse_damage
-from nonet.controller.record import RunFolder, fetch_artifacts
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, flatten_document, read_document
 from nonet.controller.setup import ReadingFacts
 from nonet.errors import ConfigError
@@ -83,7 +83,7 @@ class TestedRun:
             metrics = tuple(metric for metric in kinds.metrics if metric not in left_out)
         if limit := kinds.limits.get("report --compare"):
             raise ConfigError(f"report --compare: {run.id} {limit}")
-        seq = Sequences.load(Path(fetch_artifacts(facts["artifacts"])["sequences"]))
+        seq = Sequences.load(Path(run.fetch_artifacts(facts["artifacts"])["sequences"]))
         with refuse_damage(run.results / "tokenise.json"):
             results = load_heavy(kinds.results)(seq, kinds.target, kinds.most_users, kinds.seed)
         return cls(

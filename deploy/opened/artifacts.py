@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nonet.controller.record import Checkpoints, RunFolder, fetch_artifacts
+from nonet.controller.record import Checkpoints, RunFolder
 from nonet.errors import ConfigError
 
 
@@ -11,7 +11,7 @@ def find_artifacts(folder: RunFolder) -> dict[str, str]:
     facts = folder.read_facts()
     if facts is None:
         raise ConfigError(f"{folder.id} has not tokenised its data yet: there is nothing to serve")
-    return fetch_artifacts(facts["artifacts"])
+    return folder.fetch_artifacts(facts["artifacts"])
 
 
 def check_selected(folder: RunFolder) -> None:

@@ -97,7 +97,9 @@ def played(
     line = {"ask": str(folder / "ask.json"), "errors": str(errors), "env": dict(os.environ)}
     server.stdin.write(json.dumps(line) + "\n")
     server.stdin.flush()
-    answered, _, _ = select.select([server.stdout], [], [], WAIT_S + 60)
+    waiting = select.poll()  # a long session has more files open than `select` can name
+    waiting.register(server.stdout, select.POLLIN)
+    answered = waiting.poll((WAIT_S + 60) * 1000)
     assert answered and server.stdout.readline() == "0\n", errors.read_text()[-4000:]  # noqa: PT018
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(trainers + shards)]
 

@@ -23,7 +23,7 @@ def put(path, content):
     ("name", "content", "read"),
     [
         (FACTS, "[]", RunFolder.read_facts),
-        (FACTS, "{}", RunFolder.read_facts),
+        (FACTS, "{}", lambda run: run.fetch_artifacts(run.read_facts()["artifacts"])),
         (FACTS, '{"artifacts": {"sequences": 3}}', RunFolder.read_facts),
         (FACTS, '{"artifacts": []}', RunFolder.describe_owner),
         (FACTS, None, RunFolder.describe_owner),

@@ -88,13 +88,12 @@ class PrometheusSink(TrackerSink):
         self._totals: dict[tuple[str, tuple[str, ...]], float] = {}  # newest known sum by counter and labels
         self._groups: set[str] = set()
         self._status: Mapping[str, Any] = {}  # the newest one
-        self._has_begun = False  # a stage
+        self._began_at: float | None = None  # unix seconds of the first stage
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
-        """Export the number of steps of a stage, and when the first one began."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._set("nonet_train_start_timestamp_seconds", time.time())
+        """Export the number of steps of a stage; the next status exports when the first one began."""
+        if self._began_at is None:
+            self._began_at = time.time()
         self._set("nonet_train_steps", steps, stage)
         self._set("nonet_train_step", applied_steps, stage)
 
@@ -106,6 +105,8 @@ class PrometheusSink(TrackerSink):
     def set_status(self, status: Mapping[str, Any]) -> None:
         """Export the state of the run, its workers, waits, recoveries and requests to storage."""
         self._status = status
+        if self._began_at is not None:  # again and again, since Ray may forget a value that is not renewed
+            self._set("nonet_train_start_timestamp_seconds", self._began_at)
         self._set("nonet_run_updated_timestamp_seconds", time.time())
         self._set("nonet_run_active", float(status["state"] in ("starting", "running")))
         self._set("nonet_run_failed", float(status["state"] == "failed"))

@@ -240,6 +240,7 @@ def test_prometheus_gets_the_time_at_which_training_began_once_for_all_stages(mo
     sink.begin("pretrain", 10, 0)
     now[0] = 200.0
     sink.begin("finetune", 10, 0)
+    sink.set_status({"state": "running"})
     assert exported["nonet_train_start_timestamp_seconds", "shop-1"] == 100.0
 
 
