@@ -30,6 +30,7 @@ class MetricFamily:
     labels: tuple[str, ...] = ()
 
 
+_START = "nonet_train_start_timestamp_seconds"
 # By name, as Ray exports them without the prefix `ray_`.
 FAMILIES = {
     "nonet_run_active": MetricFamily("gauge", "1 while the run works, 0 when it has ended"),
@@ -41,7 +42,7 @@ FAMILIES = {
     "nonet_run_restarts": MetricFamily("gauge", "Recoveries from lost workers and controllers"),
     "nonet_run_isolated_nodes": MetricFamily("gauge", "Nodes that the run does not use because probes failed"),
     "nonet_run_unsent_bytes": MetricFamily("gauge", "Bytes of metrics.jsonl that a tracker lacks", ("tracker",)),
-    "nonet_train_start_timestamp_seconds": MetricFamily("gauge", "When training began, or was continued"),
+    _START: MetricFamily("gauge", "When training began, or was continued"),
     "nonet_train_step": MetricFamily("gauge", "Applied steps of a stage", ("stage",)),
     "nonet_train_steps": MetricFamily("gauge", "Planned steps of a stage", ("stage",)),
     "nonet_train_progress_timestamp_seconds": MetricFamily("gauge", "When the last step was reported", ("stage",)),
@@ -88,12 +89,12 @@ class PrometheusSink(TrackerSink):
         self._totals: dict[tuple[str, tuple[str, ...]], float] = {}  # newest known sum by counter and labels
         self._groups: set[str] = set()
         self._status: Mapping[str, Any] = {}  # the newest one
-        self._began_at: float | None = None  # unix seconds of the first stage
+        self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}  # newest value by gauge and labels
 
     def begin(self, stage: str, steps: int, applied_steps: int) -> None:
-        """Export the number of steps of a stage; the next status exports when the first one began."""
-        if self._began_at is None:
-            self._began_at = time.time()
+        """Export the number of steps of a stage, and when the first one began."""
+        if (_START, ()) not in self._gauges:
+            self._set(_START, time.time())
         self._set("nonet_train_steps", steps, stage)
         self._set("nonet_train_step", applied_steps, stage)
 
@@ -103,10 +104,10 @@ class PrometheusSink(TrackerSink):
             self._write_point(point)
 
     def set_status(self, status: Mapping[str, Any]) -> None:
-        """Export the state of the run, its workers, waits, recoveries and requests to storage."""
+        """Export the state of the run, its workers, waits, recoveries and requests to storage, and all gauges once more."""
         self._status = status
-        if self._began_at is not None:  # again and again, since Ray may forget a value that is not renewed
-            self._set("nonet_train_start_timestamp_seconds", self._began_at)
+        for (gauge, labels), value in list(self._gauges.items()):  # Ray forgets a value that is not renewed
+            self._set(gauge, value, *labels)
         self._set("nonet_run_updated_timestamp_seconds", time.time())
         self._set("nonet_run_active", float(status["state"] in ("starting", "running")))
         self._set("nonet_run_failed", float(status["state"] == "failed"))
@@ -152,6 +153,7 @@ class PrometheusSink(TrackerSink):
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge."""
+        self._gauges[name, labels] = value
         if metric := self._get_metric(name):
             metric.set(float(value), self._make_tags(name, labels))
 

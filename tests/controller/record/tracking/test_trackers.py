@@ -240,8 +240,16 @@ def test_prometheus_gets_the_time_at_which_training_began_once_for_all_stages(mo
     sink.begin("pretrain", 10, 0)
     now[0] = 200.0
     sink.begin("finetune", 10, 0)
-    sink.set_status({"state": "running"})
     assert exported["nonet_train_start_timestamp_seconds", "shop-1"] == 100.0
+
+
+def test_a_status_renews_all_gauges_which_ray_forgets_after_some_time(exported):
+    sink = prometheus.PrometheusSink(TrackedRun("shop-1", None))  # pyright: ignore[reportArgumentType]
+    sink.begin("pretrain", 10, 0)
+    before = dict(exported)
+    exported.clear()
+    sink.set_status({"state": "running"})
+    assert before.items() <= exported.items()
 
 
 def test_mlflow_gets_names_that_it_allows():
