@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nonet.atomic import refuse_damage, write_whole
+from nonet.atomic import read_json, refuse_damage, write_whole
 
 _FILE = "health.json"
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 15.0, 600.0  # between two probes of an isolated node or device
@@ -116,4 +116,4 @@ def read_isolations(folder: Path) -> list[Isolation]:
     """Return all isolations of a run, oldest first. Raises ConfigError if their file is damaged."""
     path = folder / _FILE
     with refuse_damage(path):
-        return [Isolation(**entry) for entry in json.loads(path.read_bytes())] if path.exists() else []
+        return [Isolation(**entry) for entry in read_json(path)] if path.exists() else []

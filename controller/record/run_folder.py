@@ -150,13 +150,15 @@ class RunFolder:
         return fetch_artifacts(artifacts)
 
     def fetch_artifacts(self, artifacts: Mapping[str, Any]) -> dict[str, str]:
-        """Return the folder of each kind of artifacts of this run, after fetching them if needed.
+        """Return the folder of each kind of artifacts in the facts of this run, after fetching them if needed.
 
         Raises:
-            ConfigError: There are no sequences, without which no run can be opened.
+            ConfigError: The facts name no sequences, without which no run can be opened, or are damaged otherwise.
         """
         with refuse_damage(self.path / _FACTS):
-            return {"sequences": artifacts["sequences"]["path"], **fetch_artifacts(artifacts)}
+            if "sequences" not in artifacts:
+                raise ValueError("it names no sequences")
+            return fetch_artifacts(artifacts)
 
     def read_facts(self) -> dict[str, Any] | None:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage.
@@ -166,9 +168,7 @@ class RunFolder:
         """
         facts = self.read_json(_FACTS)
         with refuse_damage(self.path / _FACTS):
-            if facts is None:
-                return None
-            return self._change_artifact_paths(facts, self._make_absolute)
+            return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""

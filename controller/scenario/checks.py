@@ -18,8 +18,8 @@ from nonet.controller.scenario.table_options import check_tables
 from nonet.controller.scenario.validation import check_validation
 from nonet.errors import ConfigError
 from nonet.models import Model
-from nonet.plugins import is_reference
 from nonet.rl.rewards import check_options, find_reward
+from nonet.run_code import is_code_reference
 from nonet.samples.batches.graphs import list_graph_features, list_read_graphs
 from nonet.samples.sequences import MAX_LABELS, name_task
 from nonet.samples.sources import EventNeeds
@@ -70,7 +70,7 @@ def check_scenario(scenario: Scenario) -> None:
 
 def is_own_code(use: Any) -> bool:
     """Return whether the `use` of a reward or a step names the user's own code: a file, or a name in a module."""
-    return isinstance(use, str) and "://" not in use and is_reference(use)
+    return isinstance(use, str) and "://" not in use and is_code_reference(use)
 
 
 def check_reward(target: Any, name: str, options: RewardOptions) -> None:

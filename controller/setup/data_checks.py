@@ -32,7 +32,7 @@ from nonet.models.tokenizer import check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import describe_lists, measure_profile
-from nonet.samples.sequences import TRAIN, EventTotals, Sequences
+from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tables import describe_rewritten_ids, find_parquet, identify_file
 from nonet.suggest import suggest_sentence
@@ -113,10 +113,9 @@ def check_data(
 
 def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
     """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
-    totals = EventTotals.from_sequences(seq)
-    setups = make_stage_setups(
-        scenario, users=len(seq), events=totals.events[TRAIN], labelled=totals.labelled
-    )
+    is_train = seq.split == TRAIN
+    labelled = {name: int((seq.find_labelled(name) & is_train).sum()) for name in seq.targets}
+    setups = make_stage_setups(scenario, users=len(seq), events=int(is_train.sum()), labelled=labelled)
     check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)

@@ -13,7 +13,7 @@ from nonet.controller.setup.worker_setup import get_targets
 from nonet.errors import ConfigError
 from nonet.models import MODELS
 from nonet.options import StrictModel, describe_invalid
-from nonet.plugins import is_reference
+from nonet.run_code import is_code_reference
 from nonet.verbs import VERBS
 
 _KEY = "reading"  # in the facts of a run
@@ -45,7 +45,7 @@ class ReadingFacts(StrictModel):
     @property
     def own_metrics(self) -> list[str]:
         """Those of the metrics that code of the run computes."""
-        return list(filter(is_reference, self.metrics))
+        return list(filter(is_code_reference, self.metrics))
 
     @classmethod
     def from_scenario(cls, scenario: Scenario) -> ReadingFacts:

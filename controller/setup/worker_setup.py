@@ -251,11 +251,10 @@ def make_stage_setups(
     setups: dict[str, StageSetup] = {}
     base_lr = _make_schedule(next(iter(scenario.stages.values())).lr).peak
     size = derive_model_size(scenario)
+    has_event_rows = scenario.model.spec.rows == "events"
     for name, stage in scenario.stages.items():
-        of_events = scenario.model.spec.rows == "events"
-        epoch_rows = count_epoch_rows(
-            scenario, name, (labelled or {}).get(name, events) if of_events else users
-        )
+        data_rows = (labelled or {}).get(name, events) if has_event_rows else users
+        epoch_rows = count_epoch_rows(scenario, name, data_rows)
         lengths = stage.kind.compute_lengths(stage, epoch_rows, events)
         if "ahead" in lengths:
             lengths["ahead"] = lengths["ahead"] or scenario.model.spec.ahead

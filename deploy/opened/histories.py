@@ -341,7 +341,7 @@ class UserHistories:
 
 
 def _hash_post(user: str, sent: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a hash of a post as it was sent; a field that is None counts as one that is missing."""
+    """Return a hash of the events of a post as they were sent; a field that is None counts as one that is missing."""
     content = [user, *({name: value for name, value in event.items() if value is not None} for event in sent)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).digest()[:8]
 

@@ -18,9 +18,8 @@ from nonet.storage import fetch, find_copy, is_written_now
 from nonet.suggest import make_printable
 
 _POLL_S = 0.5
-_STATUS_LINE = (
-    b'{"format": '  # begins a status in the log of a controller, from where the dashboard of a cluster has it
-)
+# The beginning of a status in the log of a controller, from where the dashboard of a cluster has it.
+_STATUS_LINE = b'{"format": '
 _ENDED = ("done", "stopped", "failed")
 _LATE_S = 30.0  # without a status, after which a controller seems to hang; it writes one at least every 10 s
 

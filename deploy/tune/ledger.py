@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nonet.atomic import make_folder, write_whole
+from nonet.atomic import make_folder, read_content, write_whole
 from nonet.deploy.tune.halving import TrialResult
 from nonet.errors import ConfigError
 from nonet.options import StrictModel, describe_invalid
@@ -79,7 +79,7 @@ class SearchLedger:
 def _read_ledger(path: Path) -> _StoredSearch:
     """Read a ledger's file. Raises ConfigError if it is damaged, or another file."""
     try:
-        return _StoredSearch.model_validate_json(path.read_bytes())
+        return _StoredSearch.model_validate_json(read_content(path))
     except ValidationError as error:
         raise ConfigError(
             f"{path} is not the ledger of a search: {describe_invalid(error)}; choose another --run-dir"
@@ -88,9 +88,8 @@ def _read_ledger(path: Path) -> _StoredSearch:
 
 def _check_same_search(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a stored search has the same definition as the given one."""
-    if (
-        "tables" not in stored and "tables" in given
-    ):  # of an earlier version, which stored files without their folders
+    if "tables" not in stored and "tables" in given:
+        # Of an earlier version, which stored files without their folders.
         files = {Path(use).name: content for use, content in given["files"].items()}
         given = {**given, "files": files, "tables": None}
     different = [name for name in {**stored, **given} if stored.get(name) != given.get(name)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import time
@@ -93,7 +92,8 @@ def why(run: RunArg = "last", address: AddressOption = None, as_json: JsonOption
     place = f" ({stage})" if stage else ""
     print(make_printable(f"{row['run']}: {row['state']}{place}"))
     # The clock of the controller's machine may be ahead of this one.
-    quiet_s = row.get("quiet_s", 0.0) + max(0.0, time.time() - row.get("at", math.inf))
+    now = time.time()
+    quiet_s = row.get("quiet_s", 0.0) + max(0.0, now - row.get("at", now))
     for line in waits or [f"waits for nothing: its last progress was {quiet_s:.0f} s ago"]:
         print(make_printable(f"  {line}"))
 

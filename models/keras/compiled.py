@@ -290,6 +290,7 @@ def remove_metrics(architecture: str) -> dict[str, Any]:
     """
 
     def remove_compile_configs(value: Any) -> Any:
+        """Return a part of the configuration without `compile_config` at any depth."""
         if isinstance(value, dict):
             return {
                 key: remove_compile_configs(child) for key, child in value.items() if key != "compile_config"

@@ -23,8 +23,8 @@ from nonet.models.ranking.kinds import (
     ListMetric,
     RankingMetric,
 )
-from nonet.plugins import is_reference
 from nonet.random import rng
+from nonet.run_code import is_code_reference
 from nonet.suggest import join_names, suggest_sentence
 from nonet.types import Jagged
 
@@ -48,7 +48,7 @@ def _resolve_metric(name: str) -> tuple[str, RankingMetric, int | None]:
     match = re.fullmatch(r"(.*?)(?:@(\d+))?", str(name).strip())
     assert match is not None  # the expression matches every line
     kind, k = match[1], int(match[2]) if match[2] else None
-    if not is_reference(kind) and kind not in METRICS.list_names():
+    if not is_code_reference(kind) and kind not in METRICS.list_names():
         names = METRICS.list_names()
         raise ConfigError(
             f"evaluate.metrics: unknown metric {name!r}; there are {join_names(f'{m}@k' for m in names)}."

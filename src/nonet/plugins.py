@@ -162,7 +162,7 @@ class PluginRegistry(Generic[T]):
                 f"{self.kind}: expected a name or an object of type {self.spec.__name__}, got {use!r}"
             )
         title = f"{self.kind} {use!r}"
-        if is_reference(use):
+        if is_code_reference(use):
             value = load_reference(use, files, title)
             return self._check(value, f"{title} ({_locate_reference(use, files)})")
         shipped = self.list_shipped()
@@ -216,11 +216,6 @@ def _locate_reference(use: str, files: PluginFiles) -> str:
     if file_or_module.endswith(".py"):
         return str(files.resolve_path(file_or_module))
     return getattr(sys.modules.get(file_or_module), "__file__", None) or file_or_module
-
-
-def is_reference(use: str) -> bool:
-    """Return whether `use` refers to something outside Nonet: a file, a module, an actor, a server or a store."""
-    return is_code_reference(use)
 
 
 def load_heavy(path: str | Any) -> Any:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_v
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
-from nonet.plugins import HERE, PluginFiles, PluginRegistry, is_reference
+from nonet.plugins import HERE, PluginFiles, PluginRegistry
+from nonet.run_code import is_code_reference
 from nonet.suggest import suggest_inline
 from nonet.yaml import is_map
 
@@ -92,7 +93,7 @@ class Replaceable(BaseModel):
             if not callable(self.use):
                 raise ValueError(f"use: wanted one of {', '.join(self.shipped)}, got {self.use!r}")
             return None
-        if self.use not in self.shipped and not is_reference(self.use):
+        if self.use not in self.shipped and not is_code_reference(self.use):
             near = suggest_inline(self.use, self.shipped)
             raise ValueError(
                 f"use: {self.use!r}{near} is neither shipped ({', '.join(self.shipped)}) "

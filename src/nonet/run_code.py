@@ -242,5 +242,5 @@ def _list_attached(folder: Path) -> Iterator[str]:
 
 
 def is_code_reference(use: Any) -> bool:
-    """Return whether the `use` of an attached reward is more than a shipped name: a file, a module or an address."""
+    """Return whether the `use` of a plug-in or reward is more than a shipped name: a file, a module, an actor or an address."""
     return isinstance(use, str) and (use.endswith(".py") or ":" in use)

@@ -42,7 +42,8 @@ def parse(text: str, source: str = "text") -> Any:
         source: Where the document comes from, for messages.
 
     Raises:
-        ConfigError: The text is not valid YAML; the message has line and column. Or its aliases stand for very many values.
+        ConfigError: The text is not valid YAML, in which case the message has line and column; or its aliases stand for very
+            many values.
     """
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -121,11 +122,11 @@ def read(path: Path) -> Any:
     Raises:
         ConfigError: There is no such file, or it is not valid YAML.
     """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
     try:
         return parse(read_content(path).decode(), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except (IsADirectoryError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a YAML text file: {error}") from None
 
 

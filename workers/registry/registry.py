@@ -397,7 +397,7 @@ class VersionRegistry:
             target = to if to is not None else self._find_rollback_target(serving)
             accepted = {version.number for version in self.list_lineage(target)}
             refused = (lineage | set(serving.shares)) - accepted
-        refused |= {equal for number in refused for equal in self._list_equal(number)} - accepted
+        refused |= {equal for number in refused for equal in self._list_same_weights(number)} - accepted
         for version in self.list_readable():  # In ascending order, since a base has a lower number.
             if version.base in refused and version.number not in accepted:
                 refused.add(version.number)
@@ -410,7 +410,7 @@ class VersionRegistry:
             ConfigError: There is no such ancestor.
         """
         assert serving.default is not None
-        equal = self._list_equal(serving.default)
+        equal = self._list_same_weights(serving.default)
         for number in self._list_lineage_numbers(serving.default)[len(equal) :]:
             if number not in serving.refused:
                 return number
@@ -419,8 +419,8 @@ class VersionRegistry:
             "publish another checkpoint (nonet publish --step N) and promote it, or go back to an older catalogue (--to N)"
         )
 
-    def _list_equal(self, number: int) -> list[int]:
-        """Return the numbers of a version and of those that it has its weights and rows from by renewals, the newest first."""
+    def _list_same_weights(self, number: int) -> list[int]:
+        """Return the number of a version and of those whose weights and rows renewals gave to it, the newest first."""
         lineage = self._list_lineage_numbers(number)
         version = self._read_if_intact(number)
         return lineage[: 1 if version is None else lineage.index(self._find_origin(version)) + 1]
@@ -467,7 +467,7 @@ class VersionRegistry:
         return added
 
     def _find_next_number(self) -> int:
-        """Return the number of the next version. Raises ConfigError if there is none."""
+        """Return the number that the next version gets. Raises ConfigError if no version can follow."""
         newest = max(self.list_versions(), default=0)
         if newest >= MAX_NUMBER:
             raise ConfigError(
@@ -477,7 +477,7 @@ class VersionRegistry:
         return newest + 1
 
     def _check_serving(self, text: bytes | None, place: str, *, has_versions: bool) -> None:
-        """Check that the serving state is there, if it was read before or there are versions.
+        """Set `problem`, and check that the serving state is there if it was read before or there are versions.
 
         Args:
             text: The content of its file; None if there is no file.
@@ -485,7 +485,7 @@ class VersionRegistry:
             has_versions: Whether there are versions.
 
         Raises:
-            CheckpointError: It is not.
+            CheckpointError: It is not there.
         """
         self._has_read_serving |= text is not None
         if text is not None or not (self._has_read_serving or has_versions):

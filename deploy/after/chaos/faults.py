@@ -70,7 +70,7 @@ class Fault:
 
 
 def list_targets(scenario: Scenario) -> list[str]:
-    """Return what can be hit of a run: the roles that it has in any stage, its controller, nodes and storage."""
+    """Return the targets of faults that a run has: the roles of all its stages, its controller, nodes and storage."""
     run = resolve_run(scenario)
     requests = [request for stage in (None, *scenario.stages) for request in make_group_requests(run, stage)]
     roles = set().union(*(get_target_roles(request.name, request.roles) for request in requests))

@@ -70,7 +70,7 @@ class FaultInjector:
             raise self._error
 
     def _run_thread(self) -> None:
-        """Do all faults, and keep an error for the thread that waits for the end of the run."""
+        """Inject all faults, and keep an error, which `__exit__` raises."""
         try:
             self._inject_all()
         except Exception as error:
@@ -183,7 +183,7 @@ class FaultInjector:
         return ("", "") if found is None else self._call_agent(fault, *found[:3])
 
     def _call_agent(self, fault: Fault, name: str, pid: int, node: str) -> tuple[str, str]:
-        """Do a fault to a node, or to a process of it; return as `_apply` does."""
+        """Let the agent of a node apply a fault to the node or to a process of it; return as `_apply` does."""
         try:
             if fault.target == NODE:
                 self._agents.begin(node, "kill_node")

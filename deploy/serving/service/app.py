@@ -189,7 +189,7 @@ def make_app(service: RecommendationService, *, local: bool = True, proxies: Seq
                 service.check_rate(get_caller(request))
             response = refuse_by_headers(request) or await call_next(request)
         except TooManyRequests as error:
-            response = _refuse_too_many(error)
+            response = _make_too_many_failure(error)
         except Exception as error:  # an internal error: counted, and returned without a traceback
             response = _make_failure(503, "internal", type(error).__name__)
         verb = request.url.path.strip("/").split("/")[0]
@@ -211,7 +211,7 @@ def _handle_failures(app: FastAPI) -> None:
 
     @app.exception_handler(TooManyRequests)
     async def handle_too_many(_: Request, error: TooManyRequests) -> JSONResponse:
-        return _refuse_too_many(error)
+        return _make_too_many_failure(error)
 
     @app.exception_handler(StorageFull)
     async def handle_storage_full(_: Request, error: StorageFull) -> JSONResponse:
@@ -265,7 +265,7 @@ def _make_failure(
     return JSONResponse({"error": {"kind": kind, "message": message}}, status, headers)
 
 
-def _refuse_too_many(error: TooManyRequests) -> JSONResponse:
+def _make_too_many_failure(error: TooManyRequests) -> JSONResponse:
     """Return the response to a request beyond a limit."""
     return _make_failure(429, "too_many", str(error), {"Retry-After": str(max(1, math.ceil(error.retry_s)))})
 
