@@ -77,7 +77,9 @@ def render_page(
             tables.build_score_table(report, "valid", search, f"Validation, {search}")
             for search in ("exhaustive", "beam")
         ],
-        protocol="Full ranking of the catalogue." if makes_lists else "The label of every test event is predicted.",
+        protocol="Full ranking of the catalogue."
+        if makes_lists
+        else "The label of every test event is predicted.",
         sampled=beyond.format_sampled_note(report),
         repeats=describe_repeats(report.get("data") or {}),
         forest=Markup(draw_forest_plot(headline_differences)) if headline_differences else "",

@@ -370,7 +370,11 @@ def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:
     for name in ("user_id", "item_id"):
         log_type, label_type = (schema.field(name).type for schema in (log, labels))
         if log_type != label_type:
-            raise DataError(f"data.labels: {name} is {label_type}, and {log_type} in the interactions")
+            role = name.removesuffix("_id")
+            raise DataError(
+                f"data.labels: {name} is {label_type}, and {log_type} in the interactions, so no {role} would be found; write "
+                f"the {role}s of both tables as one type"
+            )
 
 
 def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:
