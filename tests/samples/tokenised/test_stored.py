@@ -34,14 +34,14 @@ def sequences(text: bool = False):
 @pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
 @pytest.mark.parametrize("text", [False, True])
 def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_path, use, text):
-    seq, sids = sequences(text)
+    seq, _ = sequences(text)
     stored = StoredSequences(use=use.format(tmp_path))
     assert stored.write(seq, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
     stored.write(seq, FOLDERS)  # a resumed run
     events = stored.open_events(FOLDERS, seq)
     someone = seq.user_id[4]
     new = {"item": np.array([7, 9]), "time": np.array([5, 6]), "event": np.array([0, 1])}
-    assert events.append([someone, "99999"], new, sids) == 2
+    assert events.append([someone, "99999"], new) == 2
     read = stored.open_events(FOLDERS, seq).load_sequences()
     for name in ("item", "time", "event", "split", "user_id", "offsets"):
         assert getattr(read, name).tolist() == getattr(seq, name).tolist(), name
@@ -111,7 +111,7 @@ def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appen
     store.close()
     assert stored.open_events(FOLDERS, seq).load_sequences().item.tolist() == seq.item.tolist()
     new = {"item": np.array([7]), "time": np.array([5]), "event": np.array([0])}
-    assert stored.open_events(FOLDERS, seq).append([seq.user_id[0]], new, sids) == 1
+    assert stored.open_events(FOLDERS, seq).append([seq.user_id[0]], new) == 1
 
 
 def test_a_user_who_is_missing_is_named(tmp_path):
