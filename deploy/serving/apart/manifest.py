@@ -70,7 +70,9 @@ def _read_template() -> dict[str, Any]:
     """Return the RayService ("service"), the configuration of Serve ("serve") and the pod ("pod") of rayservice.yaml."""
     ports = {"http_port": _HTTP_PORT, "metrics_port": METRICS_PORT}
     tokens = {"write_token": WRITE_TOKEN, "read_token": READ_TOKEN}
-    return yaml.parse(fill_template("rayservice.yaml", ray=version("ray"), **ports, **tokens))
+    application = "nonet.deploy.serving:build_app"
+    filled = fill_template("rayservice.yaml", ray=version("ray"), application=application, **ports, **tokens)
+    return yaml.parse(filled)
 
 
 def _build_group(name: str, services: list[DeploymentConfig], image: str) -> dict[str, Any]:
