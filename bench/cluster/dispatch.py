@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.timing import LapTimer, measure_in_turns
+from nonet.bench.timing import LapTimer, measure_in_turns
 
 _WORLD = 4
 _ROUNDS, _CALLS = 40, 25
