@@ -97,12 +97,6 @@ class VersionPublisher:
         with self._lock:
             return next(reversed(self._open), -1)
 
-    @property
-    def slices(self) -> SliceMap:
-        """The slice map of the published version."""
-        with self._hold_version() as (_, published):
-            return published.slices
-
     def publish(self, version: int) -> None:
         """Publish the current state of the tables as version `version`, which must be above the last one.
 

@@ -159,13 +159,6 @@ class Device:
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
 
-    def stream(self) -> Any:
-        """Return a context that queues work on a new stream; on the host it does nothing."""
-        if self.name == HOST:
-            return contextlib.nullcontext()
-        module = self.import_torch_module()
-        return module.stream(module.Stream())
-
     def seed(self, seed: int) -> None:
         """Seed torch's generators of the host and of all devices of this kind."""
         import torch
