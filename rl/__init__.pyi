@@ -3,7 +3,6 @@ from .advantage import centre_groups as centre_groups
 from .advantage import normalise_groups as normalise_groups
 from .advantage import normalise_objectives as normalise_objectives
 from .advantage import sum_rewards as sum_rewards
-from .advantage import weighted_sum as weighted_sum
 from .advantage import whiten_batch as whiten_batch
 from .critic import Critic as Critic
 from .critic import compute_generalised_advantage as compute_generalised_advantage

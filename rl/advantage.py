@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from nonet.errors import ConfigError
-from nonet.renamed import keep_old_name
 
 # Shapes: U users (groups), W beams.
 
@@ -47,9 +46,6 @@ def sum_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> 
     """Compute the weighted sum of the rewards, [U, W] float64."""
     _check_names(rewards, weights)
     return torch.stack([weights[name] * reward.double() for name, reward in rewards.items()]).sum(0)
-
-
-weighted_sum = keep_old_name("nonet.rl.weighted_sum", sum_rewards)
 
 
 def normalise_groups(reward_UW: Tensor, valid_UW: Tensor, *, eps: float = 1e-4) -> Advantages:

@@ -59,11 +59,6 @@ class UniMask:
         return UniMask(CausalRule(window))
 
     @staticmethod
-    def causal_bottom_right() -> UniMask:
-        """Create a mask of k <= row + n_k - n_q: `causal`, by the name that states the alignment."""
-        return UniMask(CausalRule())
-
-    @staticmethod
     def prefix_lm(prefix: PerSequence) -> UniMask:
         """Create a mask of k < prefix or k <= p; `prefix` is the number of prefix keys of a sequence."""
         return UniMask(PrefixLmRule(prefix))

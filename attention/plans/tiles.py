@@ -34,11 +34,6 @@ class TilePlan:
     query: Tiles  # Tiles of queries with spans of key blocks, for the forward and dQ kernels.
     key: Tiles  # Tiles of keys with spans of query blocks, for the dK and dV kernel.
 
-    def count_bytes(self) -> int:
-        """Return the size of the plan in bytes, without the interval table."""
-        tensors = (self.query.place, self.query.spans, self.key.place, self.key.spans)
-        return sum(x.numel() * x.element_size() for x in tensors)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlans:

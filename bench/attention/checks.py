@@ -15,8 +15,8 @@ from torch import Tensor
 from nonet.attention.kernels import AttentionGradients, KernelOptions, backward, forward, infer_config
 from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import make_plan, make_plans
-from nonet.attention.torch_backends import attend_reference
 from nonet.bench.attention import masks
+from nonet.bench.attention.dense_reference import attend_reference
 from nonet.bench.attention.workloads import draw_lengths, to_device
 
 _LENGTHS = [300, 1, 0, 64, 517]

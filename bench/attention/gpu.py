@@ -28,9 +28,8 @@ from nonet.attention.masks import IntervalTable
 from nonet.attention.plans import TileConfig, make_plans
 from nonet.bench.attention.checks import list_checks
 from nonet.bench.attention.workloads import Workload, list_workloads, to_device
-from nonet.bench.timing import summarise_ratios
+from nonet.bench.timing import LapTimer, summarise_ratios
 from nonet.errors import ConfigError
-from nonet.timing import LapTimer
 
 _ROUNDS = 30
 _BACKWARD_FACTOR = 2.5  # operations of the backward pass / forward pass: five matrix products instead of two

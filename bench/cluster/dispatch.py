@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.timing import LapTimer, measure_in_turns
+from nonet.bench.timing import LapTimer, measure_in_turns
 
 _WORLD = 4
 _ROUNDS, _CALLS = 40, 25
@@ -107,7 +107,7 @@ def _measure_event_us() -> float:
     from nonet.controller.record import ChromeTrace
     from nonet.workers.runtime import SpanRecorder
 
-    spans, timer, result = SpanRecorder("bench"), LapTimer(), np.zeros(8)
+    spans, timer, result = SpanRecorder(), LapTimer(), np.zeros(8)
     with tempfile.TemporaryDirectory() as folder:
         trace = ChromeTrace(Path(folder) / "trace.json")
         for _ in range(200):

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nonet.bench.timing import LapTimer
 from nonet.controller.cluster import ClusterView, DeviceFacts, Node
 from nonet.controller.plan import plan
 from nonet.controller.scenario import Scenario, make_scenario
 from nonet.errors import PlacementError
-from nonet.timing import LapTimer
 from nonet.workers.roles.kinds import RoleKind
 from nonet.workers.runtime import DistributeWorker
 

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from nonet.timing import measure_in_turns
+from nonet.bench.timing import measure_in_turns
 
 _ROUNDS = 9
 _LOADED = "import sys, nonet; print(int('torch' in sys.modules), int('ray' in sys.modules))"

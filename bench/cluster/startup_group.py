@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 _WORLD, _ROUNDS = 4, 7
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 _ROUNDS, _START_S = 5, 120.0
 _NONET = [

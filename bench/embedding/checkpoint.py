@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nonet.bench.embedding.keys import scatter_ranks
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 ROWS, DIM, KEYS = 1_000_000, 64, 8192  # rows of the table, floats of a row, keys of a training step
 _FILL_ROWS = 16384  # number of rows that are created at once

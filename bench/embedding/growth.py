@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from nonet.bench.embedding.contenders import Contenders, hash_ranks
-from nonet.bench.timing import Call, compute_ratios, time_interleaved, time_isolated
+from nonet.bench.timing import Call, LapTimer, compute_ratios, time_interleaved, time_isolated
 from nonet.embedding.tables import TableSpec, make_table
 from nonet.random import rng
-from nonet.timing import LapTimer
 
 _KEYS, _WIDTH = 8192, 64  # keys of a batch, floats of a row
 _GROWN_ROWS = 4_000_000  # at the end of `grow`

@@ -16,7 +16,7 @@ from typing import Any
 
 from nonet.bench.embedding.ranks import run_as_rank, run_both_ranks
 from nonet.bench.embedding.wire import DIM, draw_batches
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 _STEPS = 40
 _RUNS = (1, None, 1)  # depth of the runs that take turns; None: the depth asked for

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from nonet.bench.embedding.contenders import Contenders, explain_missing_fbgemm
-from nonet.bench.timing import compute_ratios, time_interleaved, time_isolated
+from nonet.bench.timing import LapTimer, compute_ratios, time_interleaved, time_isolated
 from nonet.embedding.tables import get_core_status
-from nonet.timing import LapTimer
 
 KEYS, WIDTH, BATCHES = 8192, 64, 96  # uniform batches touch about half of a million rows
 _GIB = 1 << 30

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nonet.bench.embedding.keys import scatter_ranks
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 ROWS, DIM = 1_000_000, 16
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from nonet.bench.embedding.keys import draw_zipf_ranks, scatter_ranks
+from nonet.bench.timing import LapTimer
 from nonet.embedding.tables import TableSpec, make_table, take
 from nonet.embedding.tiers import DiskTier, TieredTable, TierSettings
 from nonet.random import rng
-from nonet.timing import LapTimer
 
 ROWS, KEYS, WIDTH = (
     1_000_000,

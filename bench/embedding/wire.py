@@ -26,7 +26,7 @@ import numpy as np
 
 from nonet.bench.embedding.keys import draw_zipf_ranks, number_of, scatter_ranks
 from nonet.bench.embedding.ranks import run_as_rank, run_both_ranks
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 KEYS, DIM, ROWS = 8192, 64, 1_000_000  # keys per lookup, floats per row, rows of the table
 _SEED = 7

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from nonet.bench.runs import read_yoochoose
+from nonet.bench.timing import measure_in_turns
 from nonet.models import build_model
 from nonet.models.generation import Trie, move_batch
 from nonet.models.hf import set_packing
 from nonet.models.sid_decoder import compute_sid_loss
 from nonet.random import rng
 from nonet.samples.tables import read_interactions
-from nonet.timing import measure_in_turns
 from nonet.types import Jagged, SampleBatch
 from nonet.workers.devices import get_device
 from nonet.workers.engines import (

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from nonet.bench.embedding import run_as_rank, run_both_ranks
 from nonet.bench.models.backbone import make_batches, make_model, read_histories
+from nonet.bench.timing import LapTimer
 from nonet.models import build_model
 from nonet.models.sid_decoder import compute_sid_loss
-from nonet.timing import LapTimer
 from nonet.workers.engines import OptimizerOptions, make_engine
 from nonet.workers.runtime import Membership
 

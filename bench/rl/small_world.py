@@ -103,7 +103,7 @@ class SmallWorld:
 
     def compute_expected_reward(self, users: np.ndarray, positions: np.ndarray, reward_UI: Tensor) -> Tensor:
         """Return the exact expected reward [U], differentiable in the dense model."""
-        from nonet.rl.policy import compute_expected_reward
+        from nonet.bench.rl.exact import compute_expected_reward
 
         recommender = self.rollout._recommender
         cache = recommender.prefill(recommender.batch(users, positions))

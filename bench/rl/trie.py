@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 _LEVELS, _CODES, _USERS, _BEAMS = 3, 256, 64, 32  # _CODES per level, _BEAMS per user
 _SECTIONS = ("children", "beams", "size")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nonet.bench.runs.plain_decoder import Decoder, Padded, collate
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer
 
 # Changes of the quickstart that the plain loop can repeat: no dropout, one optimizer for all dense weights, Adagrad for rows.
 _CHANGES = [

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nonet.bench.timing import find_free_port, run_nonet
-from nonet.timing import LapTimer
+from nonet.bench.timing import LapTimer, find_free_port, run_nonet
 
 _COMPARED = ("stages", "detail", "baselines", "paired", "rewards", "users", "tokenizer", "data", "rows")
 _APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"

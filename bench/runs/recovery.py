@@ -21,10 +21,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from nonet.bench.timing import LapTimer
 from nonet.controller.groups import CONTROLLER
 from nonet.deploy.after.chaos import list_processes, select_process
 from nonet.deploy.run import api
-from nonet.timing import LapTimer
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
 _FIRST_STEP = 5  # after which the trainer is killed

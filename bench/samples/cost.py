@@ -93,6 +93,8 @@ def _measure_prompts() -> dict[str, Any]:
         time=np.tile(np.arange(length), users),
         event=np.broadcast_to(np.int32(0), len(item)),
         split=split.reshape(-1),
+        user_key=np.arange(users),
+        item_key=np.arange(100_000),
     )
     prompts = RlPrompts(seq, 7, "rl", 64)
     prompts.get_step_prompts(0)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from nonet.bench.serving.hugging_face import TrieProcessor
+from nonet.bench.timing import measure_in_turns
 from nonet.models import build_model
 from nonet.models.generation import Trie, search_beams
 from nonet.models.hf import build_language_model
-from nonet.timing import measure_in_turns
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: U users, W beams, E events of a history, L levels.

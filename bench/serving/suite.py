@@ -1,14 +1,13 @@
 """`nonet bench serve`: the rate of an engine at a p99, merged and one at a time, beside Hugging Face; versions; states.
 
 The sections merging, joins, queue, versions, swaps, states and filters run in this process, in turn, on one thread of torch;
-`http` serves the run on a separate Ray, `batch` answers a table of users. `--set run=RUN` names the run.
+`http` serves the run on a separate Ray. `--set run=RUN` names the run.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nonet.bench.serving.batch import bench_batch
 from nonet.bench.serving.filters import bench_filters
 from nonet.bench.serving.over_http import bench_http
 from nonet.bench.serving.queue import bench_joins, bench_merging, bench_queue
@@ -25,7 +24,6 @@ _SECTIONS = {
     "states": bench_states,
     "filters": bench_filters,
     "http": bench_http,
-    "batch": bench_batch,
 }
 
 
@@ -33,7 +31,6 @@ def bench_serve(
     run: str = "last",
     sections: str = "merging,queue,versions,swaps,states",
     rounds: int = 3,
-    users: float = 1e5,
 ) -> dict[str, Any]:
     """Return rows and ratios of the sections.
 
@@ -41,7 +38,6 @@ def bench_serve(
         run: The run.
         sections: Names of sections, separated by commas.
         rounds: Rounds of each section.
-        users: Users of the section `batch`.
 
     Raises:
         ConfigError: A section is unknown.
@@ -54,8 +50,7 @@ def bench_serve(
     for name in sections.split(","):
         if name not in _SECTIONS:
             raise ConfigError(f"sections: there is no {name!r}; there are {', '.join(_SECTIONS)}")
-        more = {"users": int(users)} if name == "batch" else {}
-        some, ratios = _SECTIONS[name](run, rounds, **more)
+        some, ratios = _SECTIONS[name](run, rounds)
         rows += some
         ratio |= ratios
     return {"rows": rows, "ratio": ratio}

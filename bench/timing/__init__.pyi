@@ -4,6 +4,8 @@ from .clock import measure_milliseconds as measure_milliseconds
 from .clock import summarise_ratios as summarise_ratios
 from .clock import time_interleaved as time_interleaved
 from .clock import time_isolated as time_isolated
+from .laps import LapTimer as LapTimer
+from .laps import measure_in_turns as measure_in_turns
 from .whole_run import find_free_port as find_free_port
 from .whole_run import run_nonet as run_nonet
 from .whole_run import run_scenario as run_scenario

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nonet.timing import LapTimer, measure_in_turns
+from nonet.bench.timing.laps import LapTimer, measure_in_turns
 
 Call = Callable[[int], Any]  # takes a batch number
 

@@ -60,48 +60,82 @@ def estimate_worker_memory(
         workers: The number of workers in its group.
         budget_bytes: Bytes that the worker may use; 0 if unknown, in which case chunks are as large as the scenario allows.
     """
-    scenario, size = run.scenario, run.size
-    options, kind = scenario.stages[stage], run.kinds[stage]
-    fixed: dict[str, float] = {}
-    working: dict[str, float] = {}
-    chunks: dict[str, int] = {}
     all_roles = run.get_roles(stage)
     # The name of the role that keeps each kind of content ("training", "weights", "rows") on the device.
     keepers = {all_roles[name].find_kind(name).keeps: name for name in roles if name in all_roles}
-    recompute = False
+    fixed: dict[str, float] = {}
+    working: dict[str, float] = {}
     if "training" in keepers:
-        role = all_roles[keepers["training"]]
-        copies = {
-            "reference": int(kind.needs_reference(options)),
-            "old versions": kind.count_old_versions(options),
-        }
-        part = _divide_matrices(size, role)
-        fixed |= _estimate_trained_bytes(role, copies, workers, part, options.optimizer.use)
-        if old_row_bytes := _estimate_stored_row_bytes(run, stage):
-            fixed["rows before they changed"] = old_row_bytes
-        working |= _estimate_step_bytes(role, workers, part)
-        recompute = role.engine is not None and bool(role.engine.get_options().get("recompute"))
-        if _has_divided_weights(role, workers):
-            # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
-            temporaries = _count_moment_bytes(part, options.optimizer.use) - part.learned * 4.0
-            # Engines that divide the blocks alone step a few weights at a time, in the buffer.
-            working["gathered weights"] = (
-                max(0.0, _estimate_gathered_bytes(part, keeps_around=True) - working.get("buffer", 0.0))
-                if _has_whole_around(role)
-                else max(_estimate_gathered_bytes(part), temporaries / _count_shards(role, workers))
-            )
+        fixed, working = _estimate_training(run, stage, all_roles[keepers["training"]], workers)
     elif "weights" in keepers:
-        fixed |= _estimate_read_bytes(all_roles, keepers["weights"], workers, size)
-    if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(scenario)):
+        fixed = _estimate_read_bytes(all_roles, keepers["weights"], workers, run.size)
+    if "rows" in keepers and (hot_row_bytes := count_hot_row_bytes(run.scenario)):
         fixed["hot rows"] = float(hot_row_bytes)
     room_bytes = max(1.0, budget_bytes - sum(fixed.values()) - sum(working.values())) if budget_bytes else 0.0
+    trainer = all_roles[keepers["training"]] if "training" in keepers else None
+    chunks, chunk_bytes = _choose_chunks(run, stage, trainer, "rollout" in roles, workers, room_bytes)
+    return WorkerMemory(fixed, working | chunk_bytes, chunks)
+
+
+def _estimate_training(
+    run: ResolvedRun, stage: str, role: Role, workers: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Estimate the bytes of a trainer besides its chunks: those of its whole lifetime, and those of a step, by part."""
+    scenario, size = run.scenario, run.size
+    options, kind = scenario.stages[stage], run.kinds[stage]
+    copies = {
+        "reference": int(kind.needs_reference(options)),
+        "old versions": kind.count_old_versions(options),
+    }
+    part = _divide_matrices(size, role)
+    fixed = _estimate_trained_bytes(role, copies, workers, part, options.optimizer.use)
+    if old_row_bytes := _estimate_stored_row_bytes(run, stage):
+        fixed["rows before they changed"] = old_row_bytes
+    working = _estimate_step_bytes(role, workers, part)
+    if _has_divided_weights(role, workers):
+        # The optimizer steps when no weights are gathered; AdamW then has a temporary copy of its part.
+        temporaries = _count_moment_bytes(part, options.optimizer.use) - part.learned * 4.0
+        # Engines that divide the blocks alone step a few weights at a time, in the buffer.
+        working["gathered weights"] = (
+            max(0.0, _estimate_gathered_bytes(part, keeps_around=True) - working.get("buffer", 0.0))
+            if _has_whole_around(role)
+            else max(_estimate_gathered_bytes(part), temporaries / _count_shards(role, workers))
+        )
+    return fixed, working
+
+
+def _choose_chunks(
+    run: ResolvedRun, stage: str, trainer: Role | None, is_rollout: bool, workers: int, room_bytes: float
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Choose the largest chunks that fit.
+
+    Args:
+        run: The scenario with everything that follows from it.
+        stage: The name of the stage.
+        trainer: The role of a worker that trains, else None.
+        is_rollout: Whether the worker generates rollouts.
+        workers: The number of workers in its group.
+        room_bytes: Bytes that chunks may use; 0 if unknown.
+
+    Returns:
+        The chunk of each role, and the bytes of activations and beams.
+    """
+    scenario, size = run.scenario, run.size
+    options, kind = scenario.stages[stage], run.kinds[stage]
+    recompute = (
+        trainer is not None
+        and trainer.engine is not None
+        and bool(trainer.engine.get_options().get("recompute"))
+    )
+    chunks: dict[str, int] = {}
+    working: dict[str, float] = {}
     # A supervised chunk must have room for the longest history.
     largest, smallest = compute_largest_chunk(scenario, options, size), scenario.data.history + 2
-    shares = workers // scenario.tensor_ranks if "training" in keepers else workers
+    shares = workers // scenario.tensor_ranks if trainer is not None else workers
     prompts = kind.count_units(options, shares)
     if prompts is not None:
         largest, smallest = min(largest, prompts), 1
-    if "training" in keepers and (prompts is not None or scenario.model.spec.cuts_steps):
+    if trainer is not None and (prompts is not None or scenario.model.spec.cuts_steps):
         unit_tokens = kind.count_unit_tokens(scenario, options, size)
         chunks["trainer"] = _halve_until_fits(
             largest,
@@ -110,17 +144,17 @@ def estimate_worker_memory(
             room_bytes,
         )
         working["activations"] = _estimate_activation_bytes(run, recompute, chunks["trainer"] * unit_tokens)
-    elif "training" in keepers:
+    elif trainer is not None:
         working["activations"] = _estimate_activation_bytes(
             run, recompute, kind.count_step_tokens(scenario, options, size) / shares
         )
-    if "rollout" in roles and kind.rolls_out:
+    if is_rollout and kind.rolls_out:
         width = kind.get_width(options)
         chunks["rollout"] = _halve_until_fits(
             largest, lambda count: _estimate_beam_bytes(run, width, count), smallest=1, room_bytes=room_bytes
         )
         working["beams"] = _estimate_beam_bytes(run, width, chunks["rollout"])
-    return WorkerMemory(fixed, working, chunks)
+    return chunks, working
 
 
 def estimate_usual_share(run: ResolvedRun, stage: str, workers: int) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nonet.controller.plan.memory_ledger import LedgerLine, MemoryLedger, format_bytes
+from nonet.controller.plan.memory_ledger import LedgerLine, MemoryLedger
 from nonet.errors import PlacementError
 
 
@@ -93,23 +93,6 @@ class OffloadSchedule:
     def mark_resident(self, group: str) -> None:
         """Record that the processes of a group were restarted, so that all of it is resident."""
         self.offloaded = {unit for unit in self.offloaded if unit.partition("/")[0] != group}
-
-    def compute_phase_bytes(self, stage: str, phase: str) -> int:
-        """Return the bytes that the device needs in a phase.
-
-        Args:
-            stage: The name of the stage.
-            phase: The name of the phase.
-
-        Raises:
-            PlacementError: The bytes exceed the capacity, or the ledger does not contain the phase.
-        """
-        line = self._find_line(stage, phase)
-        if line.capacity and line.needed > line.capacity:
-            raise PlacementError(
-                f"stage {stage}, {phase}: {self.place} would hold {format_bytes(line.needed)} of {format_bytes(line.capacity)}"
-            )
-        return line.needed
 
     def _find_line(self, stage: str, phase: str) -> LedgerLine:
         """Return the ledger line of a phase, or that of the overlapped phase if the stage has one."""

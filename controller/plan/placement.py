@@ -241,26 +241,6 @@ class StageChange:
         return (*(replace(g, threads=self.threads if g.threads else 0) for g in staying), *self.starts)
 
 
-def replan(
-    run: ResolvedRun, view: ClusterView, stage: str | None, groups: Iterable[GroupPlan]
-) -> StageChange:
-    """Plan which groups must stop and start so that the running groups become those of a stage.
-
-    A group stays if its request is the same and its nodes are still available.
-
-    Args:
-        run: The scenario with everything that follows from it.
-        view: The cluster, with the resources that the running groups leave free.
-        stage: The name of the stage; None for the roles of the whole run.
-        groups: The groups that run now.
-
-    Raises:
-        PlacementError: A group that must start does not fit.
-    """
-    capacity = Capacity(view, run.scenario.placement)
-    return change_groups(run, stage, tuple(groups), capacity, view, threads=0)[0]
-
-
 def make_changes(
     run: ResolvedRun,
     groups: tuple[GroupPlan, ...],

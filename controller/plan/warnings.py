@@ -1,4 +1,4 @@
-"""The notes of a plan: warnings, idle workers, elastic groups, sizes of checkpoints, assumptions and unknown values."""
+"""The notes of a plan: warnings, elastic groups, sizes of checkpoints, assumptions and unknown values."""
 
 from __future__ import annotations
 
@@ -93,19 +93,14 @@ def _warn_about_devices(groups: tuple[GroupPlan, ...]) -> Iterator[str]:
 
 
 def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield a note if rollouts in other processes may have to read sparse rows by key, or lack memory for copies of them."""
+    """Yield a warning if rollouts in other processes lack memory for copies of the sparse rows."""
     scenario = run.scenario
     rollout = next((group for group in groups if "rollout" in group.roles), None)
     table_bytes = run.budgeted_bytes
     has_rl_stage = any(kind.rolls_out for kind in run.kinds.values())
     if rollout is None or not has_rl_stage or "embedding" in rollout.roles or not table_bytes:
         return
-    limit_bytes = scenario.sparse.replica_bytes
-    if table_bytes > limit_bytes:
-        yield (
-            f"rollouts read rows by key from the shards once the tables pass {format_bytes(limit_bytes)} (sparse.replica_bytes); "
-            f"they may grow to {format_bytes(table_bytes)}"
-        )
+    if table_bytes > scenario.sparse.replica_bytes:  # rollouts read by key from the shards then
         return
     node, worker_count = max(rollout.count_by_node().items(), key=lambda item: item[1])
     memory_bytes = view.get_node(node).total.get(MEMORY, 0.0)
@@ -118,7 +113,7 @@ def _describe_row_copies(run: ResolvedRun, view: ClusterView, groups: tuple[Grou
 
 
 def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
-    """Yield warnings about copies of rows, idle trainers and devices, and evaluators on CPU."""
+    """Yield warnings about copies of rows, idle trainers, and evaluators on CPU."""
     scenario = run.scenario
     yield from _describe_row_copies(run, view, groups)
     for limit, verbs in list_missing_verbs(scenario).items():
@@ -145,17 +140,6 @@ def _list_warnings(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
             f"warning: the evaluator ranks with {run.size.parameters / 1e9:.2g} B parameters on cpu; "
             "give roles.evaluator a pool with devices"
         )
-    rl_stages = [name for name, kind in run.kinds.items() if kind.rolls_out]
-    supervised_stages = [name for name in scenario.stages if name not in rl_stages]
-    for group in groups:
-        if (
-            group.resource != "CPU"
-            and not group.shares
-            and supervised_stages
-            and not {"trainer", "embedding", "evaluator"} & set(group.roles)
-        ):
-            stages = ", ".join(supervised_stages)
-            yield f"{group.name}: {group.workers * group.bundle[group.resource]:g} {group.resource} are idle during {stages}"
 
 
 def _describe_checkpoint_size(run: ResolvedRun) -> Iterator[str]:
@@ -202,7 +186,6 @@ def _describe_placements(scenario: Scenario, groups: tuple[GroupPlan, ...]) -> I
 
 def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan, ...]) -> Iterator[str]:
     """Yield a note for everything that the plan assumes, does not know or does not count."""
-    scenario = run.scenario
     if run.size.assumed:
         yield f"assumed: {run.size.assumed}"
     unknown_resources = sorted(
@@ -221,17 +204,6 @@ def _list_unknowns(run: ResolvedRun, view: ClusterView, groups: tuple[GroupPlan,
     user_groups = [g.name for g in groups if not g.threads and g.resource != "CPU"]
     if user_groups:
         yield f"not counted: what {', '.join(user_groups)} keep on their devices (your own code)"
-    epoch_stages = [
-        name for name, stage_options in scenario.stages.items() if getattr(stage_options, "epochs", None)
-    ]
-    if epoch_stages and any(g.resource != "CPU" for g in groups):
-        yield f"not known: steps of {', '.join(epoch_stages)} (epochs over data that planning does not read)"
-    if any(g.resource == "CPU" and g.cpus < 1 and g.threads > 1 for g in groups) and len(view.nodes) > 1:
-        yield "CPU shares below 1 are what Ray reserves and no limit: a worker computes with the threads in its row"
-    if any(kind.rolls_out for kind in run.kinds.values()):
-        devices = {g.device for g in groups if {"trainer", "rollout"} & set(g.roles)}
-        if len(devices) > 1:
-            yield "weights are sent from trainer to rollout through host memory as safetensors bytes (different devices)"
 
 
 def _list_derived_settings(scenario: Scenario) -> Iterator[str]:

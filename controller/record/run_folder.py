@@ -164,11 +164,26 @@ class RunFolder:
         """Return the results of the tokenise stage with absolute artifact paths, or None before that stage.
 
         Raises:
-            ConfigError: They are damaged.
+            ConfigError: They are damaged, or Nonet 0.1 wrote them.
         """
+        self.check_version()
         facts = self.read_json(_FACTS)
         with refuse_damage(self.path / _FACTS):
             return facts if facts is None else self._change_artifact_paths(facts, self._make_absolute)
+
+    def check_version(self) -> None:
+        """Raise ConfigError if Nonet 0.1 wrote the run: it named artifacts by absolute paths, and counted no duplicates."""
+        try:
+            facts = self.read_json(_FACTS) or {}
+            with refuse_damage(self.path / _FACTS):
+                path, counts = Path(facts["artifacts"]["sequences"]["path"]), dict(facts["data"])
+        except ConfigError:  # what is damaged or missing is reported where it is needed
+            return
+        if path.is_absolute() and "duplicates" not in counts:
+            raise ConfigError(
+                f"{self.path} is a run of Nonet 0.1, and this version opens runs of 0.2 and later; open it with Nonet 0.1, or "
+                "run its scenario again"
+            )
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
         """Write the results of the tokenise stage, with paths relative to the run so that its folder can be moved."""
@@ -228,14 +243,8 @@ class RunFolder:
         return {**record, "artifacts": artifacts}
 
     def _make_absolute(self, path: str) -> str:
-        """Return the current absolute path of an artifact from its recorded path.
-
-        Older versions recorded the absolute path at which the artifact was made, and the run may have been moved since.
-        """
-        path_in_run = self.path / "artifacts" / Path(path).name
-        is_old_record = Path(path).is_absolute() and path_in_run.is_dir()
-        # Joining an absolute path gives that path unchanged.
-        return str(path_in_run if is_old_record else self.path / path)
+        """Return the absolute path of an artifact from its recorded path; one outside of the run's folder is recorded so."""
+        return str(self.path / path)
 
     def _make_relative(self, path: str) -> str:
         """Return a path relative to the run's folder; a path outside the folder is returned as it is."""

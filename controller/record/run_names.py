@@ -36,7 +36,7 @@ def find_run(run: str | Path) -> RunFolder:
     """Return the run that RUN names; `last` is the newest one directly under the root of all runs.
 
     Raises:
-        ConfigError: There is no such run, or several; the message lists runs that there are.
+        ConfigError: There is no such run, or several, and the message lists runs that there are; or Nonet 0.1 wrote the run.
     """
     if is_storage_address(str(run)):
         return _open_stored(str(run).rstrip("/"))
@@ -138,12 +138,13 @@ def _open_run(run: RunFolder) -> RunFolder:
     """Return a run; of a stored one, a view of its newest state, unless the folder is mounted already.
 
     Raises:
-        ConfigError: The storage cannot be read, or has no such run.
+        ConfigError: The storage cannot be read, or has no such run; or Nonet 0.1 wrote the run.
     """
     address = None if find_copy(run.path) else read_address(run.path)
     if address:
         return _open_stored(address)
     guard_folder(run.path)
+    run.check_version()
     return run
 
 

@@ -7,7 +7,7 @@ if the stage began from a checkpoint, "start", the results of that checkpoint.
 For an RL stage, "rewards" holds {"parts", "reward", "missing"} by step, of the lists that would be served for validation
 prompts. "reward" is the trained reward, and "missing" the largest shortfall to a floor, as a fraction of that floor.
 "parts" holds the contribution of each scene's lists to the mean of each reward, from which the other two are recomputed
-when rewards or weights change. Earlier versions stored [reward, missing] or the reward alone.
+when rewards or weights change.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class ValidationRecord:
         self.history: list[dict[str, Any]] = stored["history"]
         self.end: dict[str, Any] | None = stored["end"]
         self.start: dict[str, Any] | None = stored.get("start")
-        self.rewards: dict[str, dict[str, Any]] = {
-            step: _to_current_format(value) for step, value in stored.get("rewards", {}).items()
-        }
+        self.rewards: dict[str, dict[str, Any]] = stored.get("rewards", {})
 
     def add(self, step: int, results: Mapping[str, Any]) -> dict[str, Any]:
         """Add the results of a step that is later than all steps before.
@@ -124,14 +122,6 @@ class ValidationRecord:
         optional_fields = {"start": self.start} if self.start else {}
         optional_fields |= {"rewards": self.rewards} if self.rewards else {}
         self._run.write_json(self._file, {"history": self.history, "end": self.end, **optional_fields})
-
-
-def _to_current_format(stored: Any) -> dict[str, Any]:
-    """Convert the stored rewards of a step to the current format."""
-    if isinstance(stored, Mapping):
-        return dict(stored)
-    reward, floor_shortfall = stored if isinstance(stored, Sequence) else (stored, 0.0)
-    return {"reward": reward, "missing": floor_shortfall, "parts": {}}
 
 
 def describe_selection(stage: str, summary: Mapping[str, Any]) -> str:

@@ -60,7 +60,6 @@ from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
 from nonet.controller.setup import ReadingFacts, fix_sources, read_copies, write_run
 from nonet.errors import ConfigError, PlacementError, WorkerLost
-from nonet.renamed import keep_old_name
 from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
@@ -424,8 +423,6 @@ class Session:
             self.enter_step(step)
             self.rollout.ensure_on_device(name)
             yield step, PromptRequest(name, step, self.stage.users)
-
-    prompts = keep_old_name("Session.prompts", iterate_prompts)
 
     def begin_rl(self, name: str) -> int:
         """Enter an RL stage, publish its first version, and return its next step."""

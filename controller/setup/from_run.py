@@ -21,7 +21,6 @@ from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.plugins import parse_file
-from nonet.samples.sequences import load_item_keys
 from nonet.storage import read_address
 from nonet.workers.roles import KnownRun
 
@@ -161,11 +160,6 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     if facts is None:
         raise ConfigError(f"init: {source_run.id} has no results/tokenise.json; name a run with its results")
     paths = fetch_artifacts(facts["artifacts"])
-    if load_item_keys(Path(paths["sequences"])) is None:
-        raise ConfigError(
-            f"init: {source_run.id} is of a version that names sparse rows by their position in its own data, so no other "
-            "run can use them; train it again with this version"
-        )
     known = KnownRun(
         source_run.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
     )

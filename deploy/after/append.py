@@ -57,7 +57,7 @@ def append_events(run: str, events_path: str, store: str | None = None) -> dict[
     }
     for name, default in find_default_values(seq).items():
         new_columns[f"column:{name}"] = _read_column(table, name, default)
-    user_count = stored.append(table["user_id"].to_pylist(), new_columns, served_run.corpus.sids)
+    user_count = stored.append(table["user_id"].to_pylist(), new_columns)
     return {"events": len(table), "users": user_count, "unknown_items": int((~is_known).sum())}
 
 

@@ -131,9 +131,8 @@ class TestedRun:
 
 def _list_events(seq: Sequences, index: np.ndarray, user: np.ndarray) -> list[_Event]:
     """Return the events with these indices and user rows [P] as values that do not depend on the run."""
-    item_indices = seq.item[index]
     # Dense indices may differ between runs of the same data; keys do not.
-    items = item_indices if seq.item_key is None else seq.item_key[item_indices]
+    items = seq.get_item_keys(seq.item[index])
     return list(
         zip(
             map(str, seq.user_id[user].tolist()),

@@ -178,9 +178,7 @@ def _make_sequences(seq: Sequences, row: int, items: np.ndarray, times: np.ndarr
     offsets[row + 1 :] = count
     new_id = np.array([""], object) if seq.user_id.dtype == object else np.array([-1])
     ids = np.concatenate([seq.user_id, new_id])[: len(offsets) - 1]
-    keys = seq.user_key
-    if keys is not None:  # the key of an unknown user: a row that was never trained
-        keys = np.append(keys, compute_keys("nobody", np.zeros(1, np.int64)))[: len(offsets) - 1]
+    unknown_key = compute_keys("nobody", np.zeros(1, np.int64))  # of a row that was never trained
     all_items = np.append(items, items[-1]).astype(np.int32)
     columns = {name: _fill_column(values, count) for name, values in seq.columns.items()}
     return replace(
@@ -194,7 +192,7 @@ def _make_sequences(seq: Sequences, row: int, items: np.ndarray, times: np.ndarr
         columns=columns,
         targets={},
         folded=None,
-        user_key=keys,
+        user_key=np.append(seq.user_key, unknown_key)[: len(offsets) - 1],
     )
 
 

@@ -8,6 +8,7 @@ correlations are rough estimates, because the beams of a model would differ.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,26 +99,39 @@ def try_reward(
         except NonetError as error:
             left_out.append((other.name, str(error)))
     joins = StoreJoins(source.scenario.data.join)
-    columns = sorted({column for reward in rewards.values() for column in reward.columns})
-    item_columns = [column for column in columns if column in items.column_names]
-    beams = join(beams, {column: run.column(column) for column in item_columns})
-    if joined_columns := [
-        column for column in columns if column in joins.names and column not in item_columns
-    ]:
-        keys = beams.item_id, beams.valid, beams.user_id, times
-        beams = replace(beams, columns=beams.columns | joins.read_beam_columns(joined_columns, *keys))
+    beams = _add_columns(
+        beams, times, run, joins, {name for each in rewards.values() for name in each.columns}
+    )
     missing = [column for column in rewards[tried.name].columns if column not in beams.columns]
     if missing:
         known = [*items.column_names, *joins.names]
         raise ConfigError(
             describe_missing_column(tried.name, missing[0], known, source.scenario.data.columns)
         )
-    titles_I = run.item_id.astype(np.str_)
-    if "title" in items.column_names:
-        titles_I = np.where(run.column("title") == "", titles_I, run.column("title"))
-    titles = np.where(beams.item >= 0, titles_I[np.maximum(beams.item, 0)], "")
     trial = run_trial(tried.name, rewards, weights, beams)
-    return TrialReport(trial, titles, tried.options.get_options(), tried.in_scenario, left_out)
+    options_of_tried = tried.options.get_options()
+    return TrialReport(trial, _get_titles(run, beams), options_of_tried, tried.in_scenario, left_out)
+
+
+def _add_columns(
+    beams: Rollouts, times: np.ndarray, run: _UntrainedRun, joins: StoreJoins, names: Collection[str]
+) -> Rollouts:
+    """Return rollouts with the columns of some names: those of the items, and those of stores as of `times` [U]."""
+    item_columns = [name for name in sorted(names) if name in run.items.column_names]
+    beams = join(beams, {name: run.column(name) for name in item_columns})
+    joined = [name for name in sorted(names) if name in joins.names and name not in item_columns]
+    if not joined:
+        return beams
+    keys = beams.item_id, beams.valid, beams.user_id, times
+    return replace(beams, columns=beams.columns | joins.read_beam_columns(joined, *keys))
+
+
+def _get_titles(run: _UntrainedRun, beams: Rollouts) -> np.ndarray:
+    """Return the titles [U, W] of the beams' items, their ids where they have none, and "" for beams without an item."""
+    titles_I = run.item_id.astype(np.str_)
+    if "title" in run.items.column_names:
+        titles_I = np.where(run.column("title") == "", titles_I, run.column("title"))
+    return np.where(beams.item >= 0, titles_I[np.maximum(beams.item, 0)], "")
 
 
 def summarise_trial(reward_trial: TrialReport) -> dict[str, Any]:
@@ -152,21 +166,34 @@ def format_trial(reward_trial: TrialReport) -> str:
     lines.append("")
     if len(trial.troubles) == user_count:
         return "\n".join([*lines, f"no score for any user: {trial.troubles[0].why}"])
-    for user in range(user_count):
-        scores_W = trial.scores[trial.name][user]
-        valid_scores_W = np.where(trial.rollouts.valid[user], scores_W, -np.inf)
-        best_beams = np.argsort(-valid_scores_W, kind="stable")[:_SHOWN_BEAMS]
-        beams_text = " · ".join(
-            f"{reward_trial.titles[user, beam]} {scores_W[beam]:.4g}" for beam in best_beams
-        )
-        lines.append(f"  {trial.rollouts.user_id[user]}: {beams_text}")
+    lines += [_format_beams(reward_trial, user) for user in range(user_count)]
     lines += ["", f"one call: {1e3 * trial.seconds:.1f} ms"]
-    flat_groups = trial.flat
     lines.append(
-        f"groups whose items all have the same score: {len(flat_groups)} of {user_count}; they give no training signal"
-        if flat_groups
+        f"groups whose items all have the same score: {len(trial.flat)} of {user_count}; they give no training signal"
+        if trial.flat
         else "every group has a spread"
     )
+    lines += _format_comparison(trial, user_count)
+    lines += [f"not compared with {name}: {why}" for name, why in reward_trial.left_out]
+    if trial.troubles:
+        first = trial.troubles[0]
+        lines.append(f"no score for {len(trial.troubles)} of {user_count} users: {first.why}")
+    return "\n".join(lines)
+
+
+def _format_beams(reward_trial: TrialReport, user: int) -> str:
+    """Return a line with a user's best beams and their scores."""
+    trial = reward_trial.trial
+    scores_W = trial.scores[trial.name][user]
+    valid_scores_W = np.where(trial.rollouts.valid[user], scores_W, -np.inf)
+    best_beams = np.argsort(-valid_scores_W, kind="stable")[:_SHOWN_BEAMS]
+    beams_text = " · ".join(f"{reward_trial.titles[user, beam]} {scores_W[beam]:.4g}" for beam in best_beams)
+    return f"  {trial.rollouts.user_id[user]}: {beams_text}"
+
+
+def _format_comparison(trial: RewardTrial, user_count: int) -> list[str]:
+    """Return the lines that compare the reward on trial with the other rewards; none without others."""
+    lines = []
     others = [name for name in trial.scores if name != trial.name]
     for name in others:
         correlation = trial.compute_correlation(name)
@@ -179,11 +206,7 @@ def format_trial(reward_trial: TrialReport) -> str:
         )
         if trial.share(trial.name) > 0.8:
             lines.append("it dominates the other rewards: lower its weight, or set algorithm.normalise: gdpo")
-    lines += [f"not compared with {name}: {why}" for name, why in reward_trial.left_out]
-    if trial.troubles:
-        first = trial.troubles[0]
-        lines.append(f"no score for {len(trial.troubles)} of {user_count} users: {first.why}")
-    return "\n".join(lines)
+    return lines
 
 
 class _UntrainedRun(RunData):
@@ -297,30 +320,15 @@ def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np
     events = find_rl_events(seq)
     if not len(events):
         raise ConfigError("the scenario holds out no events for RL: set data.split.rl, such as rl: 5")
-    rows = np.unique(seq.find_users(events))
+    user_rows = np.unique(seq.find_users(events))
     draw = rng(seed, "reward test")
-    rows = np.sort(draw.choice(rows, min(users, len(rows)), replace=False))
+    rows = np.sort(draw.choice(user_rows, min(users, len(user_rows)), replace=False))
     newest_events = np.array([events[seq.find_users(events) == row][-1] for row in rows])
     positions = newest_events - seq.offsets[rows]
     event_indices = locate_events(seq, rows, positions)
     histories = gather_seen_items(seq, rows, positions)
-    popular_items = np.argsort(-np.bincount(seq.item, minlength=item_count), kind="stable")[: 4 * _WIDTH]
-    transitions, width = run.transitions, min(_WIDTH, item_count)
-    item = np.full((len(rows), width), -1, np.int64)
-    for user in range(len(rows)):
-        history, next_item = histories[user], seq.item[event_indices[user]]
-        successors = [
-            np.asarray(transitions.item[transitions.row[seen] : transitions.row[seen + 1]])[:3]
-            for seen in history[-3:]
-        ]
-        candidates = np.concatenate(
-            [*successors, [next_item], popular_items, draw.permutation(item_count)[: 4 * _WIDTH]]
-        )
-        unseen = list(dict.fromkeys(int(x) for x in candidates if x not in set(history.tolist())))
-        beams = draw.permutation(unseen[: 2 * width])[:width]
-        if next_item not in beams and len(beams):
-            beams[draw.integers(len(beams))] = next_item
-        item[user, : len(beams)] = beams
+    width = min(_WIDTH, item_count)
+    item = _draw_items(run, histories, seq.item[event_indices], width, draw)
     logp_W = -np.log(np.arange(width) + 2.0) / _LEVELS  # of each code, equal at all levels
     ids = run.item_id
     rollouts = Rollouts(
@@ -340,3 +348,40 @@ def _make_beams(run: _UntrainedRun, users: int, seed: int) -> tuple[Rollouts, np
         time=np.asarray(seq.time[event_indices]),
     )
     return rollouts, np.asarray(seq.time[event_indices])
+
+
+def _draw_items(
+    run: _UntrainedRun, histories: Jagged, next_items: np.ndarray, width: int, draw: np.random.Generator
+) -> np.ndarray:
+    """Draw the items of each user's beams, among which is the next item.
+
+    They are unseen items: successors of the last three events, popular items, and random ones.
+
+    Args:
+        run: The data of the scenario.
+        histories: The items that each of the U users has seen.
+        next_items: The item of each user's next event [U].
+        width: The number W of beams.
+        draw: The random numbers.
+
+    Returns:
+        Dense item indices [U, W]; -1 where there are too few items.
+    """
+    item_count, transitions = run.items.num_rows, run.transitions
+    popular_items = np.argsort(-np.bincount(run.seq.item, minlength=item_count), kind="stable")[: 4 * _WIDTH]
+    item_UW = np.full((len(next_items), width), -1, np.int64)
+    for user, next_item in enumerate(next_items):
+        history = histories[user]
+        successors = [
+            np.asarray(transitions.item[transitions.row[seen] : transitions.row[seen + 1]])[:3]
+            for seen in history[-3:]
+        ]
+        candidates = np.concatenate(
+            [*successors, [next_item], popular_items, draw.permutation(item_count)[: 4 * _WIDTH]]
+        )
+        unseen = list(dict.fromkeys(int(x) for x in candidates if x not in set(history.tolist())))
+        beams = draw.permutation(unseen[: 2 * width])[:width]
+        if next_item not in beams and len(beams):
+            beams[draw.integers(len(beams))] = next_item
+        item_UW[user, : len(beams)] = beams
+    return item_UW

@@ -1,5 +1,4 @@
 from .client import Client as Client
-from .dashboards import write_monitoring as write_monitoring
 from .start import build_app as build_app
 from .start import serve_application as serve_application
 from .start import serve_run as serve_run

@@ -37,7 +37,8 @@ def serve(
     image: Annotated[str | None, typer.Option(help="--manifest: image of the pods.")] = None,
 ) -> None:
     """Serve a run's newest version, and swap in newer ones, until Ctrl-C."""
-    from nonet.deploy.serving import serve_run, write_monitoring
+    from nonet.deploy.run.manifests import write_monitoring
+    from nonet.deploy.serving import serve_run
 
     if image is not None and manifest is None:
         raise ConfigError("--image only applies to --manifest FILE; give both, or neither")

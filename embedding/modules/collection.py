@@ -32,7 +32,6 @@ from torch.nn import functional
 from nonet.embedding.modules.features import read_jagged_keys
 from nonet.embedding.tables import TableSpec
 from nonet.errors import ConfigError, DataError
-from nonet.types import Jagged
 
 _MAX_PENDING = (
     1024  # Forward passes of a table without a push; more of them are taken for an error of the caller.
@@ -218,20 +217,6 @@ class _SparseCollection(nn.Module):
                     f"{', '.join(batch) or 'nothing'}"
                 )
         return {name: read_jagged_keys(name, batch[name], text=config.text) for name in config.features}
-
-
-class EmbeddingCollection(_SparseCollection):
-    """An embedding module that returns one row per id, ragged as the ids."""
-
-    @_disable_compile
-    def forward(self, batch: Mapping[str, Any], device: Any = "cpu") -> dict[str, Jagged]:
-        """Return Jagged rows [N, D] by feature, for ids as int64 [B] or Jagged (or text, if configured)."""
-        rows_by_feature: dict[str, Jagged] = {}
-        for _, rows, features in self._pull_rows(batch, device):
-            parts = rows.split([int(offsets[-1]) for offsets in features.values()])
-            for (name, offsets), part in zip(features.items(), parts, strict=True):
-                rows_by_feature[name] = Jagged(part, offsets.to(device))
-        return {name: rows_by_feature[name] for name in self.features}
 
 
 class EmbeddingBagCollection(_SparseCollection):

@@ -27,9 +27,6 @@ from nonet.errors import ConfigError, StaleVersion
 
 _REMEMBERED_VERSIONS = 64  # A reader with one of the last 64 versions can get a delta.
 _OPEN_VERSIONS = 2  # The published version, and the one before it for batches in progress.
-_HOT_SLACK = (
-    8  # A counter of the `room` most frequent keys drops the others when it has 8 times as many keys.
-)
 
 
 class PublishableShard(Protocol):
@@ -93,19 +90,12 @@ class VersionPublisher:
         self._open: OrderedDict[int, _OpenVersion] = OrderedDict()
         # By version: the last step of each table in it.
         self._steps: OrderedDict[int, dict[str, int]] = OrderedDict()
-        self._hot = {name: HotKeyCounter() for name in world.histories}
 
     @property
     def version(self) -> int:
         """The published version, -1 before the first."""
         with self._lock:
             return next(reversed(self._open), -1)
-
-    @property
-    def slices(self) -> SliceMap:
-        """The slice map of the published version."""
-        with self._hold_version() as (_, published):
-            return published.slices
 
     def publish(self, version: int) -> None:
         """Publish the current state of the tables as version `version`, which must be above the last one.
@@ -183,21 +173,7 @@ class VersionPublisher:
                     f"map {open_version.slices.version}, which was published with version {version}; the reader's map is another"
                 )
             rows, has_row = open_version.tables[table].read_rows(keys)
-        self._hot[table].count_keys(keys)
         return RowResponse(get_codec(wire).encode(rows).numpy(), has_row)
-
-    def make_hot_update(self, count: int, wire: str = "fp32") -> dict[str, Any]:
-        """Build a full update with the rows of the `count` most requested keys per table, for replicas of a hot set."""
-        parts = {}
-        with self._hold_version() as (version, published):
-            for name, snapshot in published.tables.items():
-                keys = self._hot[name].get_hottest(count)
-                rows, has_row = snapshot.read_rows(keys)
-                no_state = np.zeros((len(keys), 0), np.float32)
-                zero_step = np.zeros(len(keys), np.int64)
-                part = RowColumns(keys, rows.numpy(), no_state, zero_step, np.zeros(len(keys), bool))
-                parts[name] = part.select(has_row)
-        return _make_update(version, None, parts, wire)
 
     @contextmanager
     def _hold_version(
@@ -227,30 +203,6 @@ class VersionPublisher:
                 is_last_reader = not open_version.readers and number not in self._open
             if is_last_reader:
                 open_version.close()
-
-
-class HotKeyCounter:
-    """Approximate counts of the most frequent keys; when there are many, all but the `room` most frequent are dropped."""
-
-    def __init__(self, room: int = 1 << 16):
-        self._room, self._lock = room, threading.Lock()
-        self._keys, self._counts = np.empty(0, np.int64), np.empty(0, np.int64)
-
-    def count_keys(self, keys: np.ndarray) -> None:
-        """Count a batch of keys [N]."""
-        with self._lock:
-            all_keys = np.concatenate([self._keys, keys])
-            weights = np.concatenate([self._counts, np.ones(len(keys), np.int64)])
-            self._keys, inverse = np.unique(all_keys, return_inverse=True)
-            self._counts = np.bincount(inverse, weights).astype(np.int64)
-            if len(self._keys) > _HOT_SLACK * self._room:
-                most_frequent = np.argsort(-self._counts, kind="stable")[: self._room]
-                self._keys, self._counts = self._keys[most_frequent], self._counts[most_frequent]
-
-    def get_hottest(self, count: int) -> np.ndarray:
-        """Return at most `count` keys, the most frequent first."""
-        with self._lock:
-            return self._keys[np.argsort(-self._counts, kind="stable")[:count]]
 
 
 def _make_update(

@@ -123,17 +123,6 @@ class ReplicaReader:
         with self._lock:
             return _get_table(self._live, table).lookup(keys, train=False)
 
-    def find_rows(self, table: str, keys: np.ndarray, version: int) -> tuple[Tensor, np.ndarray]:
-        """Read the rows of the keys [N] that this replica has at this version; it has none at a version that is not current.
-
-        Returns:
-            The rows of these keys, float32 [number of keys found, D], and whether each key was found, bool [N].
-        """
-        with self._lock:
-            live = _get_table(self._live, table)
-            is_found = live._contains(keys) & (self._version == version)
-            return live.lookup(keys[is_found], train=False), is_found
-
     def _check_update(self, name: str, tables: Iterable[pa.Table]) -> list[RowColumns]:
         """Check the rows of one table of an update.
 

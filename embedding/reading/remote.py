@@ -1,8 +1,7 @@
 """A reader of rows on other workers: each key once, one call per shard and batch, with a cache per version.
 
 A batch has one version. If a shard has moved to another version, the reader reloads the published version and slice
-map, clears its cache and reads the whole batch again, for at most `timeout_s`. A replicated hot set is read without
-a call.
+map, clears its cache and reads the whole batch again, for at most `timeout_s`.
 """
 
 # Shapes: N requested keys, U distinct keys, D width.
@@ -22,7 +21,6 @@ from torch import Tensor
 from nonet.embedding import SliceMap
 from nonet.embedding.exchange import get_codec, make_route, select_router
 from nonet.embedding.reading.publisher import RowResponse
-from nonet.embedding.reading.reader import ReplicaReader
 from nonet.embedding.tables import BaseTable, KeyIndex, RowColumns, TableSpec, make_table
 from nonet.errors import ConfigError, StaleVersion
 
@@ -56,7 +54,6 @@ class RemoteReader:
         refresh: Returns the published version.
         wire: The codec of the rows.
         cache_rows: The number of keys in the cache of a table above which it is cleared.
-        hot: A replica of the most frequent rows, which are read without a call.
         timeout_s: The longest time for which a batch is read again because shards have moved to another version.
 
     Attributes:
@@ -72,12 +69,11 @@ class RemoteReader:
         *,
         wire: str = "fp32",
         cache_rows: int = 1 << 18,
-        hot: ReplicaReader | None = None,
         timeout_s: float = 30.0,
     ):
         self._specs = {name: TableSpec(spec.dim, "sgd", default=spec.default) for name, spec in specs.items()}
         self._timeout_s = timeout_s
-        self._refresh, self._codec, self._cache_rows, self._hot = refresh, get_codec(wire), cache_rows, hot
+        self._refresh, self._codec, self._cache_rows = refresh, get_codec(wire), cache_rows
         self.absent, self.calls, self.asked = 0, 0, 0
         self._pool = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="sparse-read")
         self._lock = threading.Lock()  # Cached rows and the rows of a batch must be of one version.
@@ -114,18 +110,14 @@ class RemoteReader:
         self._pool.shutdown()
 
     def _read_rows(self, table: str, keys: np.ndarray) -> Tensor:
-        """Return the rows of keys [N] from the hot set and the cache, and fetch missing rows from the shards."""
+        """Return the rows of keys [N] from the cache, and fetch missing rows from the shards."""
         slices = self._published.slices
         route = make_route(keys, slices, slices.shards, 0, select_router())
-        hot_rows, is_hot = self._read_hot_set(table, route.keys)
-        known = (
-            is_hot
-            | self._cached_rows[table]._contains(route.keys)
-            | (self._absent_keys[table].find(route.keys) >= 0)
+        known = self._cached_rows[table]._contains(route.keys) | (
+            self._absent_keys[table].find(route.keys) >= 0
         )
         self._fetch(table, route.keys, route.counts, ~known)
         out = self._cached_rows[table].lookup(route.keys, train=False)
-        out[torch.from_numpy(is_hot)] = hot_rows
         is_absent = self._absent_keys[table].find(route.keys) >= 0
         self.absent += int(is_absent[route.place].sum())
         self._limit_cache(table)
@@ -169,12 +161,6 @@ class RemoteReader:
         part = RowColumns(keys, rows, no_state, zero_step, np.zeros(count, dtype=bool))
         self._cached_rows[table]._upsert(part.select(response.there))
         self._absent_keys[table].add(keys[~response.there])
-
-    def _read_hot_set(self, table: str, keys: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Return the rows of the keys [N] that the hot set has at this version, and whether it has each key, bool [N]."""
-        if self._hot is None:
-            return torch.empty(0, self._specs[table].dim), np.zeros(len(keys), dtype=bool)
-        return self._hot.find_rows(table, keys, self._published.version)
 
     def _limit_cache(self, table: str) -> None:
         """Clear a table's cache if it has become too large."""

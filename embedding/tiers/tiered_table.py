@@ -10,7 +10,7 @@ whatever the tiers contain. Exports yield the rows of memory and disk in one ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from nonet.embedding.tables import (
     BaseTable,
     NumPyTable,
     RowColumns,
-    TableSpec,
-    make_table,
     take,
     to_int64_keys,
 )
@@ -34,11 +32,6 @@ from nonet.embedding.tiers.disk_tier import DiskTier
 from nonet.embedding.tiers.hot_rows import HotRows
 from nonet.embedding.tiers.tier_merge import merge_tiers
 from nonet.embedding.tiers.tiers import TierSettings, TierTraffic
-
-
-def make_tiered_factory(tiers: TierSettings) -> Callable[[str, TableSpec, int], TieredTable]:
-    """Return a function that creates tables with these tiers, for `ShardedTables(make=...)`."""
-    return lambda name, spec, seed: TieredTable.from_host(make_table(name, spec, seed), tiers)
 
 
 class TieredTable(BaseTable):

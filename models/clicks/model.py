@@ -192,9 +192,11 @@ class ClickModel:
         )
         joins = {name: Join(**join) for name, join in config.get("joins", {}).items()}
         self.joins = StoreJoins(joins) if joins else None
-        self.keys = (
-            self._make_keys(arrays["user_id"], arrays["item_id"]) if config.get("keys") == "ids" else None
-        )
+        if config.get("keys") != "ids":
+            raise CheckpointError(
+                f"the click model in {dense.parent} is of Nonet 0.1; train it again with this version"
+            )
+        self.keys = self._make_keys(arrays["user_id"], arrays["item_id"])
         columns = {name: arrays[f"column:{name}"] for name in config["columns"]}
         self.known = KnownClicks(
             arrays["item_id"],
@@ -205,7 +207,7 @@ class ClickModel:
             columns,
         )
         self.graphs = None
-        if "graphs" in config and self.keys is not None:
+        if "graphs" in config:
             names = [name for name in arrays.files if name.startswith(_GRAPH)]
             self.graphs = Graphs.from_arrays(
                 config["graphs"],
@@ -334,7 +336,7 @@ def save_clicks(
     config = {
         "setup": setup_dict,
         "rate": known.rates[0],
-        "keys": "places" if clicks.keys is None else "ids",
+        "keys": "ids",
         "columns": list(known.columns),
         "categories": list(clicks.items.names),
     }

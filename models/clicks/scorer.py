@@ -1,10 +1,5 @@
 """ClickScorer: answers questions about items for users with a trained click model, without Ray.
 
-    scorer = ClickScorer.load("runs/<id>/checkpoints/step-000123")
-    past = [{"item": 5, "time": 1764000000, "label": True}]
-    request = scorer.make_request(user=42, items=[7, 9], time=1764100000, history=past)
-    scorer.score([request])  # one array of probabilities per request
-
 An event without a label is history (`activity`, `recency`), and neither liked nor disliked.
 """
 
@@ -15,14 +10,12 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from nonet.errors import ConfigError
-from nonet.models.clicks.known_clicks import LIKED, NOT_LIKED, UNLABELLED
 from nonet.models.clicks.model import ClickContexts, ClickModel
 from nonet.samples.tables import NONE, as_numbers
 from nonet.types import Jagged
@@ -63,59 +56,7 @@ class ClickScorer:
 
     def __init__(self, model: ClickModel):
         self.model = model
-        known = model.known
-        self._item_index = {str(item): index for index, item in enumerate(known.item_id.tolist())}
-        self._user_index = {str(user): index for index, user in enumerate(known.user_id.tolist())}
-
-    @classmethod
-    def load(cls, folder: str | Path) -> ClickScorer:
-        """Load the model of a checkpoint's folder. Raises CheckpointError if it has no click model."""
-        return cls(ClickModel(Path(folder)))
-
-    def make_request(
-        self,
-        user: Any,
-        items: Sequence[Any],
-        *,
-        time: int | None = None,
-        history: Sequence[Mapping[str, Any]] = (),
-        values: Mapping[str, Any] | None = None,
-    ) -> ClickRequest:
-        """Make a request from ids.
-
-        Args:
-            user: The user's id; None for an unknown user.
-            items: Ids of the items that are asked about.
-            time: Unix seconds of the request; None for no features of the time.
-            history: The user's past events, {"item": id, "time": unix seconds, "label": whether the item was liked, "values":
-                values by column} each; label and values may be missing. Events after the time of the request are left out.
-            values: Values of the request by column of the interactions.
-
-        Raises:
-            ConfigError: A value does not fit its column.
-        """
-        events = sorted(
-            (event for event in history if time is None or event["time"] <= time),
-            key=lambda event: event["time"],
-        )
-        columns: dict[str, Any] = {}
-        for given in (*(event.get("values") or {} for event in events), values or {}):
-            columns |= {name: value for name, value in given.items() if value is not None}
-        labels = [event.get("label") for event in events]
-        codes = [UNLABELLED if label is None else LIKED if label else NOT_LIKED for label in labels]
-        return ClickRequest(
-            item=self.find_items(items),
-            user=user,
-            time=time,
-            past=self.find_items([event["item"] for event in events]),
-            past_time=np.array([event["time"] for event in events], np.int64),
-            label=np.array(codes, np.int64),
-            columns=convert_values(columns, self.model.known.columns),
-        )
-
-    def find_items(self, ids: Sequence[Any]) -> np.ndarray:
-        """Return the indices of item ids, int64; -1 for unknown ones."""
-        return np.array([self._item_index.get(str(item), -1) for item in ids], np.int64)
+        self._user_index = {str(user): index for index, user in enumerate(model.known.user_id.tolist())}
 
     def score(self, requests: Sequence[ClickRequest]) -> list[np.ndarray]:
         """Return the click probabilities [m] float32 of each request's items; NaN for unknown items."""

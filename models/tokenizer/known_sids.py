@@ -40,7 +40,7 @@ class KnownSids:
 
     @classmethod
     def load(cls, sequences: Path, sids: Path, codes: Sequence[int], source: str) -> KnownSids:
-        """Load the ids from the artifacts of a run whose sparse keys are hashed ids.
+        """Load the ids from the artifacts of a run.
 
         Args:
             sequences: Folder of the run's sequences.
@@ -48,12 +48,10 @@ class KnownSids:
             codes: Number of codes K of every level.
             source: Description of the run, for errors.
         """
-        key = load_item_keys(sequences)
-        assert key is not None  # Checked when the scenario was read.
         table = pq.read_table(sids / "sids.parquet")
         levels = [table[name].to_numpy() for name in table.column_names if name != "item"]
         return cls(
-            key,
+            load_item_keys(sequences),
             np.stack(levels, 1).astype(np.int32),
             tuple(codes),
             source,

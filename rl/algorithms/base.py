@@ -111,7 +111,6 @@ class Algorithm:
         advantage: The function that computes advantages, or its dotted path `package.module:name`.
         loss: The function that computes the loss, or its dotted path.
         needs_reference: Returns whether trainers keep the stage's first weights as a reference, given the options.
-        needs_roles: Names of the roles that a run must have for this algorithm, besides the shipped ones.
         needs_target: Returns whether the loss needs the log-probability of each user's next event.
         value_rate: Returns the learning rate of a value head; 0 for no value head.
         oversample: Returns the number of prompts requested, as a multiple of the stage's users.
@@ -127,7 +126,6 @@ class Algorithm:
     advantage: str | Callable[..., Any]
     loss: str | Callable[..., Any]
     needs_reference: Callable[[Options], bool] = _return_false
-    needs_roles: tuple[str, ...] = ()
     needs_target: Callable[[Options], bool] = _return_false
     value_rate: Callable[[Options], float] = _return_zero
     oversample: Callable[[Options], float] = _return_one

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Normalise, Options, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, Normalise, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nonet.rl import Advantages, Draws, PolicyLoss
+    from nonet.rl import Advantages, Draws
 
 
 class Dapo(PolicyGradient):
@@ -47,17 +47,10 @@ def compute_advantages(
     return replace(advantages, used_U=(advantages.value != 0).any(1))
 
 
-def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute GRPO's clipped loss with the options of DAPO."""
-    from nonet.rl.algorithms.grpo import compute_clipped_loss
-
-    return compute_clipped_loss(policy, options)
-
-
 SPEC = Algorithm(
     Dapo,
     compute_advantages,
-    compute_loss,
+    "nonet.rl.algorithms.grpo:compute_loss",
     needs_reference=has_kl,
     oversample=lambda options: options["oversample"],
     weighted=True,

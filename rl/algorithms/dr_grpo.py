@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nonet.rl import Advantages, Draws, PolicyLoss
+    from nonet.rl import Advantages, Draws
 
 
 class DrGrpo(PolicyGradient):
@@ -37,17 +37,10 @@ def compute_advantages(
     return weigh_advantages(centre_groups(sum_rewards(rewards, weights), valid_UW), draws, valid_UW)
 
 
-def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute GRPO's clipped loss."""
-    from nonet.rl.algorithms.grpo import compute_clipped_loss
-
-    return compute_clipped_loss(policy, options)
-
-
 SPEC = Algorithm(
     DrGrpo,
     compute_advantages,
-    compute_loss,
+    "nonet.rl.algorithms.grpo:compute_loss",
     needs_reference=has_kl,
     weighted=True,
     corrects=("token", "sequence"),

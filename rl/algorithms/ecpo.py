@@ -39,21 +39,11 @@ class Ecpo(PolicyGradient):
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the clipped loss with one ratio per item, bounded by `clip_early`."""
-    from nonet.rl import clip_early, compute_policy_loss
+    from nonet.rl import clip_early
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return compute_policy_loss(
-        policy.logp_UWL,
-        policy.old_UWL,
-        policy.advantage_UW,
-        policy.valid_UW,
-        ref_UWL=policy.ref_UWL,
-        clip=options["clip"],
-        kl=options["kl"],
-        level="item",
-        estimator=options["estimator"],
-        bound_log_ratio=partial(clip_early, max_ratio=1 + options["clip"] + options["delta"]),
-        weight_UW=policy.weight_UW,
-    )
+    bound = partial(clip_early, max_ratio=1 + options["clip"] + options["delta"])
+    return compute_clipped_loss(policy, options, level="item", bound_log_ratio=bound)
 
 
 SPEC = Algorithm(

@@ -23,20 +23,10 @@ class Gbpo(PolicyGradient):
 
 def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     """Compute the policy loss without a clip, with ratios bounded by `bound_gradient`."""
-    from nonet.rl import bound_gradient, compute_policy_loss
+    from nonet.rl import bound_gradient
+    from nonet.rl.algorithms.grpo import compute_clipped_loss
 
-    return compute_policy_loss(
-        policy.logp_UWL,
-        policy.old_UWL,
-        policy.advantage_UW,
-        policy.valid_UW,
-        ref_UWL=policy.ref_UWL,
-        clip=None,
-        kl=options["kl"],
-        estimator=options["estimator"],
-        bound_log_ratio=bound_gradient,
-        weight_UW=policy.weight_UW,
-    )
+    return compute_clipped_loss(policy, options, bound_log_ratio=bound_gradient)
 
 
 SPEC = Algorithm(

@@ -52,10 +52,19 @@ def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
     return compute_clipped_loss(policy, options)
 
 
-def compute_clipped_loss(policy: LossInputs, options: Options, level: str = "token") -> PolicyLoss:
-    """Compute the clipped loss with the options of a policy gradient.
+def compute_clipped_loss(
+    policy: LossInputs,
+    options: Options,
+    level: str = "token",
+    bound_log_ratio: Callable[..., Tensor] | None = None,
+) -> PolicyLoss:
+    """Compute the clipped loss with the options of a policy gradient, without a clip if they have none.
 
-    `level` is "token", "sequence" or "item": the kind of ratio, see `nonet.rl.loss`.
+    Args:
+        policy: The log-probabilities and advantages.
+        options: The options of the algorithm.
+        level: "token", "sequence" or "item": the kind of ratio, see `nonet.rl.loss`.
+        bound_log_ratio: Bounds the ratios, see `compute_policy_loss`.
     """
     from nonet.rl import compute_policy_loss
 
@@ -65,10 +74,11 @@ def compute_clipped_loss(policy: LossInputs, options: Options, level: str = "tok
         policy.advantage_UW,
         policy.valid_UW,
         ref_UWL=policy.ref_UWL,
-        clip=options["clip"],
+        clip=options.get("clip"),
         kl=options["kl"],
         level=level,
         estimator=options.get("estimator", "k3"),
+        bound_log_ratio=bound_log_ratio,
         weight_UW=policy.weight_UW,
     )
 

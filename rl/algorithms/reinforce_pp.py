@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from nonet.rl.algorithms.base import Algorithm, Clip, LossInputs, Options, PolicyGradient, has_kl
+from nonet.rl.algorithms.base import Algorithm, Clip, Options, PolicyGradient, has_kl
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nonet.rl import Advantages, Draws, PolicyLoss
+    from nonet.rl import Advantages, Draws
 
 
 class ReinforcePp(PolicyGradient):
@@ -47,17 +47,10 @@ def compute_advantages(
     return weigh_advantages(advantages, draws, valid_UW)
 
 
-def compute_loss(policy: LossInputs, options: Options) -> PolicyLoss:
-    """Compute GRPO's clipped loss."""
-    from nonet.rl.algorithms.grpo import compute_clipped_loss
-
-    return compute_clipped_loss(policy, options)
-
-
 SPEC = Algorithm(
     ReinforcePp,
     compute_advantages,
-    compute_loss,
+    "nonet.rl.algorithms.grpo:compute_loss",
     needs_reference=has_kl,
     weighted=True,
     corrects=("token", "sequence"),

@@ -3,7 +3,6 @@ from .batches import cut_target_windows as cut_target_windows
 from .batches import make_prompt_batch as make_prompt_batch
 from .batches import make_training_batch as make_training_batch
 from .batches import make_window_batch as make_window_batch
-from .batches import training_batch as training_batch
 from .chunks import split_by_size as split_by_size
 from .click_questions import CLICK_FEATURES as CLICK_FEATURES
 from .click_questions import ClickQuestions as ClickQuestions

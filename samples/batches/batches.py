@@ -13,7 +13,6 @@ import torch
 
 from nonet.random import draw_first_integers
 from nonet.ranges import expand_ranges
-from nonet.renamed import keep_old_name
 from nonet.samples.batches.chunks import split_by_size
 from nonet.samples.batches.prompt_rows import count_visible_events, locate_events
 from nonet.samples.sequences import Sequences
@@ -58,9 +57,6 @@ def make_training_batch(
         seq, rows, history=history, stage=stage, epoch=epoch, seed=seed, target=target
     )
     return make_window_batch(seq, sids_IL, windows, stage=stage, epoch=epoch, target=target)
-
-
-training_batch = keep_old_name("nonet.samples.batches.training_batch", make_training_batch)
 
 
 def cut_target_windows(

@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from nonet.random import hash_words
 from nonet.ranges import expand_ranges
 from nonet.samples.batches.graphs import ONE_HOP, TWO_HOPS, Neighbours
 from nonet.samples.sequences import convert_column, select_carried_columns
@@ -43,9 +42,6 @@ MOMENT = ("hour", "weekday", "recency")
 CLICK_FEATURES = ("user", "item", "categories", "year", "liked", "disliked", *MOMENT, "activity", "taste")
 _ITEM_TABLE_COLUMNS = ("item", "item_id", "title", "categories", "events")  # of every item table
 _ITEM_FEATURES = ("item", "liked", "disliked")  # their values are items
-# In checkpoints of earlier versions, the keys of a feature start at a multiple of `_OLD_SPACE`, and those of a column of the
-# interactions at one of `_OLD_COLUMN_SPACES` multiples, chosen by a hash of its name.
-_OLD_SPACE, _OLD_COLUMN_SPACES = 1 << 48, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ class ClickQuestions:
 
 
 def make_bags(
-    questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: SparseKeys | None
+    questions: ClickQuestions, items: ItemFacts, features: Sequence[str], keys: SparseKeys
 ) -> dict[str, Jagged]:
     """Build the bags of keys by feature, one bag per row [P], as tensors."""
     makers: dict[str, Any] = {
@@ -168,12 +164,7 @@ def make_bags(
     bags = {}
     for name in features:
         bag = makers[name]() if name in makers else _make_column_bags(columns.get(name), len(questions.item))
-        values = np.asarray(bag.values, np.int64)
-        key_N = (
-            values + _compute_key_offset(name)
-            if keys is None
-            else keys.get_keys(spaces.get(name, name), values)
-        )
+        key_N = keys.get_keys(spaces.get(name, name), np.asarray(bag.values, np.int64))
         bags[name] = Jagged(torch.from_numpy(key_N), torch.from_numpy(bag.offsets))
     return bags
 
@@ -225,12 +216,3 @@ def _bucket_log2(counts: np.ndarray) -> np.ndarray:
 def _compute_liked_share(liked: np.ndarray, disliked: np.ndarray) -> np.ndarray:
     """Return the share of liked items in twentieths, smoothed by one more item of each label; 10 if both counts are 0."""
     return np.rint(20 * (liked + 1) / (liked + disliked + 2)).astype(np.int64)
-
-
-def _compute_key_offset(name: str) -> int:
-    """Return the first key of a feature in checkpoints of earlier versions."""
-    if name in _ITEM_FEATURES:
-        return 0
-    if name in CLICK_FEATURES:
-        return (1 + CLICK_FEATURES.index(name)) * _OLD_SPACE
-    return (1 + len(CLICK_FEATURES) + hash_words(0, "column", name) % _OLD_COLUMN_SPACES) * _OLD_SPACE

@@ -57,7 +57,7 @@ class ClickRows:
         label: Label of each event [N] float32: 1 if the stage's condition holds, else 0.
         features: Names of the features.
         history: Maximum number of earlier events that a row uses.
-        keys: Sparse keys; None for checkpoints of earlier versions, whose keys are indices.
+        keys: Sparse keys.
         known_from: Unix seconds [N] from which on the label is known; None if each label is known at the time of its event.
         is_labelled: Which events [N] may be trained or measured (`Sequences.find_labelled`); None for all.
         tasks: Labels [N], `known_from` [N] and `is_labelled` [N] of further tasks, by name.
@@ -69,7 +69,7 @@ class ClickRows:
     label: np.ndarray
     features: tuple[str, ...]
     history: int
-    keys: SparseKeys | None
+    keys: SparseKeys
     known_from: np.ndarray | None = None
     is_labelled: np.ndarray | None = None
     tasks: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -104,9 +104,7 @@ class ClickRows:
         facts = ItemFacts.from_items(
             items, [name for name in item_columns if name in features and name not in from_elsewhere]
         )
-        keys = None
-        if seq.user_key is not None and seq.item_key is not None:
-            keys = SparseKeys(seq.user_key, seq.item_key, facts.category_key)
+        keys = SparseKeys(seq.user_key, seq.item_key, facts.category_key)
         return cls(seq, facts, np.asarray(label, np.float32), tuple(features), history, keys, known_from)
 
     @classmethod

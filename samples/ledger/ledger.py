@@ -9,7 +9,7 @@ is leased or done cannot be leased again, so no row counts twice unnoticed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from nonet.suggest import join_names
 
 _FORMAT = 3
 _FORMAT_WITHOUT_CONTENT = 2  # of data whose manifest identifies no content, such as rows of an artifact
-_READABLE_FORMATS = (1, 2, 3)
-_RULES = 2  # of the order; those of format 1 differ
+_READABLE_FORMATS = (2, 3)
+_RULES = 2  # of the order
 _FILES = ("ledger.json", "ledger.roar")  # the two parts of a snapshot
 _NOTES_FILE = "notes-{}.json"  # of a rank other than the first
 
@@ -39,22 +39,10 @@ class SampleLedger:
         manifest: The data that are read.
         order: A hash of everything that the order of the rows depends on.
         rows: Number of rows of an epoch.
-        first_order: The same hash by the rules of format 1, which left out filters, maps and the rows of a step; None if both
-            hashes are the same.
-        use_first_rules: Called when a snapshot of format 1 is restored, so that the reader continues in the order of that format.
     """
 
-    def __init__(
-        self,
-        manifest: DataManifest,
-        order: str,
-        rows: int,
-        *,
-        first_order: str | None = None,
-        use_first_rules: Callable[[], None] | None = None,
-    ):
+    def __init__(self, manifest: DataManifest, order: str, rows: int):
         self.manifest, self.order, self.rows = manifest, order, rows
-        self.rules, self._first_order, self._use_first_rules = _RULES, first_order, use_first_rules
         self._clear()
 
     def _clear(self) -> None:
@@ -165,8 +153,8 @@ class SampleLedger:
         body = {
             "format": _FORMAT if self.manifest.has_content else _FORMAT_WITHOUT_CONTENT,
             "rows": self.rows,
-            "rules": self.rules,
-            "order": self._get_order(self.rules),
+            "rules": _RULES,
+            "order": self.order,
             "whole": sorted(self._complete_epochs),
             "filtered": self.filtered,
             "parts": parts,
@@ -186,25 +174,23 @@ class SampleLedger:
             CheckpointError: If the snapshot belongs to other data or another order; the message says what differs.
         """
         saved: Mapping[str, Any] = json.loads(ledger_json)
-        if saved["format"] not in _READABLE_FORMATS:
+        # A run of format 1 keeps the rules of its order under later versions.
+        written_format = saved["format"] if saved.get("rules", 1) == _RULES else 1
+        if written_format not in _READABLE_FORMATS:
             raise CheckpointError(
-                f"{where}: the ledger has format {saved['format']}; this version reads {join_names(_READABLE_FORMATS)}. Resume "
+                f"{where}: the ledger has format {written_format}; this version reads {join_names(_READABLE_FORMATS)}. Resume "
                 "with the version that wrote it"
             )
         if changes := DataManifest.from_json(saved["manifest"]).describe_changes(self.manifest):
             raise CheckpointError(
                 f"{where} was trained on other data: {changes}. Put the data back, or start afresh."
             )
-        rules = saved.get("rules", 1)
-        if (saved["order"], saved["rows"]) != (self._get_order(rules), self.rows):
+        if (saved["order"], saved["rows"]) != (self.order, self.rows):
             raise CheckpointError(
                 f"{where} read the same data in another order (seed, stage, filters, maps, rows of a step, row groups or "
                 "`take`); set them as they were, or start afresh"
             )
         self._clear()
-        self.rules = rules
-        if rules == 1 and self._use_first_rules is not None:
-            self._use_first_rules()
         self._complete_epochs, self.filtered, start = set(saved["whole"]), saved["filtered"], 0
         for kind, epoch, size_bytes in saved["parts"]:
             bitmap_by_epoch = self._done if kind == "done" else self._skipped
@@ -212,10 +198,6 @@ class SampleLedger:
             if kind == "done":
                 self._done_counts[epoch] = len(bitmap_by_epoch[epoch])
             start += size_bytes
-
-    def _get_order(self, rules: int) -> str:
-        """Return the hash of the order by the rules of a format."""
-        return self._first_order if rules == 1 and self._first_order is not None else self.order
 
     @staticmethod
     def read_manifest(folder: Path) -> DataManifest:

@@ -47,10 +47,6 @@ class RowOrder:
         full_groups, rest = divmod(rows, GROUP_ROWS)
         return cls(np.array([GROUP_ROWS] * full_groups + [rest] * bool(rest), np.int64), seed, name)
 
-    def rename(self, name: str) -> RowOrder:
-        """Return the order of the same rows with the permutations of another name."""
-        return RowOrder(self.group_rows, self.seed, name, self.in_group)
-
     @property
     def permutes(self) -> bool:
         """Whether rows change places within their groups."""

@@ -9,6 +9,10 @@ with 1d, days in UTC. Count and span are int32, eight bytes per event. Samples a
 """
 
 # Shapes: R rows of the log, H kept events (heads), F rows of the log in the order of their heads, n requested events.
+#
+# `compress_log` has three index spaces. A row is a position in the log. A rank is the position of a row among those of all users
+# by user and time. A position is that of an event among the kept ones, which are in the order of the log. Names say which they
+# hold and of what: `row_of_rank_R` has a row for each rank, and the suffix is the length.
 
 from __future__ import annotations
 
@@ -206,31 +210,28 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     time = log["timestamp"].to_numpy()
     user = _encode_values(log["user_id"])
     group = _encode_values(log["item_id"]) if by == "item" else _encode_categories(log, items)
-    # A rank is the position of a row by user and time; `order` maps ranks to rows of the log.
-    order = np.lexsort((time, user))
-    head_of_rank = _find_heads(user[order], np.floor_divide(time[order], period), group[order])
-    is_head = head_of_rank == np.arange(len(head_of_rank))
-    next_times = _find_next_times(user[order], time[order], is_head)
-    kept_rows = np.sort(order[is_head])
-    rank = _invert_index(order, len(order))
-    kept_ranks = rank[kept_rows]  # in the order of the log
-    repeats = np.flatnonzero(
-        ~is_head
-    )  # as ranks, next by the position of their head in the log, then by time
-    head_position = _invert_index(kept_ranks, len(order))[head_of_rank[repeats]]
-    repeats = repeats[np.lexsort((time[order][repeats], head_position))]
-    repeat_counts = np.bincount(head_of_rank[repeats], minlength=len(order))[kept_ranks]
+    row_of_rank_R = np.lexsort((time, user))
+    rank_of_row_R = _invert_index(row_of_rank_R, len(log))
+    user_of_rank_R, time_of_rank_R = user[row_of_rank_R], time[row_of_rank_R]
+    period_of_rank_R = np.floor_divide(time_of_rank_R, period)
+    head_rank_of_rank_R = _find_heads(user_of_rank_R, period_of_rank_R, group[row_of_rank_R])
+    is_head_of_rank_R = head_rank_of_rank_R == np.arange(len(log))
+    next_time_of_rank_R = _find_next_times(user_of_rank_R, time_of_rank_R, is_head_of_rank_R)
+    kept_rows = np.sort(row_of_rank_R[is_head_of_rank_R])
+    kept_ranks = rank_of_row_R[kept_rows]
+    position_of_rank_R = _invert_index(kept_ranks, len(log))
+    repeat_ranks = _sort_repeats(is_head_of_rank_R, position_of_rank_R[head_rank_of_rank_R], time_of_rank_R)
+    repeat_counts = np.bincount(head_rank_of_rank_R[repeat_ranks], minlength=len(log))[kept_ranks]
     offsets = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(repeat_counts)]).astype(np.int32))
-    repeat_times = pa.array(time[order][repeats])
-    head_of_row = np.empty(len(log), np.int64)
-    head_of_row[order] = order[head_of_rank]
-    events = merge_labels(log, head_of_row).take(pa.array(kept_rows))
+    repeat_times = pa.array(time_of_rank_R[repeat_ranks])
+    head_row_of_row_R = row_of_rank_R[head_rank_of_rank_R][rank_of_row_R]
+    events = merge_labels(log, head_row_of_row_R).take(pa.array(kept_rows))
     events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(offsets, repeat_times))
     if "event" in log.column_names:
-        kinds = _collect_kinds(log["event"], order, head_of_rank, repeats)
+        kinds = _collect_kinds(log["event"], row_of_rank_R, head_rank_of_rank_R, repeat_ranks)
         events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(offsets, kinds))
-    events = _add_columns(events, next_times[kept_ranks])
-    repeat_rows = np.sort(order[~is_head])
+    events = _add_columns(events, next_time_of_rank_R[kept_ranks])
+    repeat_rows = np.sort(row_of_rank_R[~is_head_of_rank_R])
     return CompressedLog(events, log.take(pa.array(repeat_rows)).append_column(ROW, pa.array(repeat_rows)))
 
 
@@ -274,7 +275,7 @@ def _encode_categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
 
 
 def _find_heads(user: np.ndarray, period: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return for each row the first row with the same user, period and group, [R] int64; rows are sorted by user and time."""
+    """Return for each rank the first rank with the same user, period and group, [R] int64; so are the arguments by rank."""
     order = np.lexsort((np.arange(len(user)), group, period, user))
     continues = np.ones(
         len(user), bool
@@ -290,15 +291,23 @@ def _find_heads(user: np.ndarray, period: np.ndarray, group: np.ndarray) -> np.n
 
 
 def _find_next_times(user: np.ndarray, time: np.ndarray, is_head: np.ndarray) -> np.ndarray:
-    """Return for each kept event the time of its user's next kept event, [R] int64; the int64 maximum if there is none.
+    """Return for the rank of each kept event the time of its user's next kept event, [R] int64; the maximum if there is none.
 
-    Rows are sorted by user and time; rows that are no heads also have the maximum.
+    The arguments are by rank. Ranks that are no heads also have the int64 maximum.
     """
     next_times = np.full(len(user), np.iinfo(np.int64).max)
     heads = np.flatnonzero(is_head)
     same_user = user[heads[1:]] == user[heads[:-1]]
     next_times[heads[:-1][same_user]] = time[heads[1:][same_user]]
     return next_times
+
+
+def _sort_repeats(
+    is_head_of_rank_R: np.ndarray, head_position_of_rank_R: np.ndarray, time_of_rank_R: np.ndarray
+) -> np.ndarray:
+    """Return the ranks [R - H] of the repeats by the position of their head among the kept events, then by time."""
+    ranks = np.flatnonzero(~is_head_of_rank_R)
+    return ranks[np.lexsort((time_of_rank_R[ranks], head_position_of_rank_R[ranks]))]
 
 
 def _invert_index(index: np.ndarray, size: int) -> np.ndarray:
@@ -309,24 +318,26 @@ def _invert_index(index: np.ndarray, size: int) -> np.ndarray:
 
 
 def _collect_kinds(
-    event: pa.ChunkedArray, order: np.ndarray, head_of_rank: np.ndarray, repeats: np.ndarray
+    event: pa.ChunkedArray,
+    row_of_rank_R: np.ndarray,
+    head_rank_of_rank_R: np.ndarray,
+    repeat_ranks: np.ndarray,
 ) -> pa.Array:
     """Return for each repeat the kinds of its event's rows up to and including it, such as "buy|click", sorted alphabetically.
 
     Args:
         event: Kind of each row of the log [R].
-        order: Row of the log at each rank [R].
-        head_of_rank: Rank of the head of each rank [R].
-        repeats: Ranks of the repeats, those of one head next to each other and in order of time.
+        row_of_rank_R: The row of the log of each rank.
+        head_rank_of_rank_R: The rank of the head of each rank.
+        repeat_ranks: The ranks of the repeats [R - H], those of one head next to each other and in order of time.
     """
-    kinds_in_order = event.cast(pa.string()).take(pa.array(order))
-    kind_by_rank: list[str] = kinds_in_order.to_pylist()
-    texts, current_head, kinds_so_far = [], -1, set[str]()
-    for rank in repeats.tolist():
-        if head_of_rank[rank] != current_head:
-            current_head = int(head_of_rank[rank])
-            kinds_so_far = {kind_by_rank[current_head]}
-        kinds_so_far = kinds_so_far | {kind_by_rank[rank]}
+    kind_of_rank: list[str] = event.cast(pa.string()).take(pa.array(row_of_rank_R)).to_pylist()
+    texts, current_head_rank, kinds_so_far = [], -1, set[str]()
+    for rank in repeat_ranks.tolist():
+        if head_rank_of_rank_R[rank] != current_head_rank:
+            current_head_rank = int(head_rank_of_rank_R[rank])
+            kinds_so_far = {kind_of_rank[current_head_rank]}
+        kinds_so_far = kinds_so_far | {kind_of_rank[rank]}
         texts.append("|".join(sorted(kinds_so_far)))
     return pa.array(texts, pa.string())
 

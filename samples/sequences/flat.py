@@ -26,7 +26,6 @@ _COMPRESSED_FORMAT = (
 )
 # Is added to the formats of logs with labels that arrive later; formats 6 and 7 are those of earlier versions (`sequences.py`).
 _LATE_LABELS = 4
-_FORMAT_WITH_WIDE_TIMES = 3  # the earlier format, whose times always take 64 bits
 ITEM_KEYS = "item_keys.npy"
 USER_IDS = "user_id.arrow"
 
@@ -122,20 +121,15 @@ class MappedSequences:
                 f"sequences {folder}: {FLAT_META} is not readable ({error}). Run the tokenise stage again."
             ) from None
         last_format = _COMPRESSED_FORMAT + _LATE_LABELS
-        if self.meta.get("format") not in range(_FORMAT_WITH_WIDE_TIMES, last_format + 1):
+        if self.meta.get("format") not in range(_FLAT_FORMAT, last_format + 1):
             raise DataError(
-                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FORMAT_WITH_WIDE_TIMES} to "
-                f"{last_format}. Run the tokenise stage again."
+                f"sequences {folder}: format {self.meta.get('format')}, this Nonet reads {_FLAT_FORMAT} to {last_format}. Run "
+                "the tokenise stage again."
             )
 
     def map_array(self, name: str) -> np.ndarray:
         """Memory-map the file of one field."""
-        try:
-            return np.load(self._folder / f"{name}.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"sequences {self._folder}: {name}.npy is not readable ({error}). Run the tokenise stage again."
-            ) from None
+        return _map_file(self._folder, f"{name}.npy")
 
     def map_fields(self) -> dict[str, Any]:
         """Return the arguments of `Sequences` that are stored in this folder."""
@@ -155,8 +149,7 @@ class MappedSequences:
             "event_names": tuple(meta["event_names"]),
             "dropped": tuple(meta["dropped"]),
             "repeats": meta["repeats"],
-            # Numbers of formats are odd for compressed logs, but for 3, in which times take 64 bits.
-            "strict": meta["format"] >= _COMPRESSED_FORMAT and meta["format"] % 2 == 1,
+            "strict": meta["format"] % 2 == 1,  # numbers of formats are odd for compressed logs
             "late_labels": meta["format"] > _COMPRESSED_FORMAT,
         }
 
@@ -243,10 +236,19 @@ class GrowingFile:
         np.lib.format.write_array_header_1_0(self._out, header)
 
 
-def load_item_keys(folder: Path) -> np.ndarray | None:
-    """Memory-map the sparse keys [I] int64 of a sequences folder's items; return None if keys are indices."""
-    path = folder / ITEM_KEYS
-    return np.load(path, mmap_mode="r") if path.is_file() else None
+def load_item_keys(folder: Path) -> np.ndarray:
+    """Memory-map the sparse keys [I] int64 of a sequences folder's items. Raises DataError if they cannot be read."""
+    return _map_file(folder, ITEM_KEYS)
+
+
+def _map_file(folder: Path, name: str) -> np.ndarray:
+    """Memory-map a .npy file of a sequences folder."""
+    try:
+        return np.load(folder / name, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"sequences {folder}: {name} is not readable ({error}). Run the tokenise stage again."
+        ) from None
 
 
 def release_pages(*arrays: np.ndarray) -> None:

@@ -44,12 +44,10 @@ __all__ = ["RL", "TEST", "TRAIN", "VALID", "Sequences", "build_sequences"]
 
 _FORMAT = 2
 # The format of sequences with labels that arrive later. In format 3 of earlier versions, the times of labels choose the events
-# that are trained on, which favours purchases. Formats 1 and 2 may have labels, too: of two labels, a target may be taken as
-# known too early; a label counts at once, and may belong to an event that `where` removes.
+# that are trained on, which favours purchases. Format 2 may have labels, too: of two labels, a target may be taken as known too
+# early; a label counts at once, and may belong to an event that `where` removes.
 _FORMAT_WITH_LATE_LABELS = 4
 _FORMATS_WITH_LATE_LABELS = (3, _FORMAT_WITH_LATE_LABELS)
-# The format of earlier versions: sparse keys are the indices of users and items, and all columns are float32.
-_FORMAT_WITHOUT_KEYS = 1
 _PART_EVENTS = 1 << 22  # number of events that are processed at once, so that memory is bounded
 _DTYPES = {"item": "<i4", "time": "<i8", "event": "<i4", "split": "|i1"}
 
@@ -66,13 +64,13 @@ class Sequences:
         time: Unix seconds [N] int64.
         event: Kind of each event as an index into event_names [N] int32; 0 if the log has no kinds of events.
         split: Split of each event [N] int8: TRAIN, VALID, TEST or RL.
+        user_key: Sparse keys of the users [U] int64.
+        item_key: Sparse keys of the items [I] int64.
         columns: Columns of the log by name [N]: ids are int64 (text is hashed; NONE if missing), other numbers float32 (NaN
             if missing).
         targets: Where each stage's `target:` condition holds [N] bool, by stage; false where its label never becomes known. What
             a stage trains on is `find_targets`.
         event_names: Kinds of events.
-        user_key: Sparse keys of the users [U] int64; None in files of an earlier version, whose keys are the user rows.
-        item_key: Sparse keys of the items [I] int64; None in files of an earlier version, whose keys are the item indices.
         dropped: Columns of the log that are left out because of their type, as "name (type)".
         repeats: "allow" or "mask": whether items that a user has seen can be recommended (`repeats.py`).
         joined: A function that maps dense items [n], user ids [n] and times [n] to columns [n] from stores by name, or None
@@ -90,11 +88,11 @@ class Sequences:
     time: np.ndarray
     event: np.ndarray
     split: np.ndarray
+    user_key: np.ndarray
+    item_key: np.ndarray
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     targets: dict[str, np.ndarray] = field(default_factory=dict)
     event_names: tuple[str, ...] = ()
-    user_key: np.ndarray | None = None
-    item_key: np.ndarray | None = None
     dropped: tuple[str, ...] = ()
     repeats: str = MASK
     joined: Any = None
@@ -160,11 +158,11 @@ class Sequences:
 
     def get_user_keys(self, rows: np.ndarray) -> np.ndarray:
         """Return the sparse keys [B] int64 of user rows [B]."""
-        return np.asarray(rows, np.int64) if self.user_key is None else self.user_key[rows]
+        return self.user_key[rows]
 
     def get_item_keys(self, items: np.ndarray) -> np.ndarray:
         """Return the sparse keys [N] int64 of dense item indices [N]."""
-        return np.asarray(items if self.item_key is None else self.item_key[items], np.int64)
+        return np.asarray(self.item_key[items], np.int64)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -245,7 +243,7 @@ class Sequences:
             split=self.split[first:last],
             columns={name: values[first:last] for name, values in self.columns.items()},
             targets={name: values[first:last] for name, values in self.targets.items()},
-            user_key=None if self.user_key is None else self.user_key[start:stop],
+            user_key=self.user_key[start:stop],
             graphs=None,  # which have indices of all users
             folded=None if self.folded is None else self.folded.slice_events(first, last),
         )
@@ -287,12 +285,9 @@ class Sequences:
         """Write folder/part-0.parquet atomically, then item_keys.npy and the files of `folded`; return the path of the first."""
         path = Path(folder) / USER_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        users = {"user_id": self.user_id}
-        if self.user_key is not None:
-            users["user_key"] = self.user_key
+        users = {"user_id": self.user_id, "user_key": self.user_key}
         write_user_file(path, users, self.offsets, self._get_fields(), self._make_metadata())
-        if self.item_key is not None:
-            np.save(path.with_name(ITEM_KEYS), self.item_key)
+        np.save(path.with_name(ITEM_KEYS), self.item_key)
         if self.folded is not None:
             self.folded.save(path.parent)
         return path
@@ -309,21 +304,21 @@ class Sequences:
         path = Path(folder) / USER_FILE
         file = UserFile.read(path)
         meta = file.metadata
-        if meta.get("format") not in (_FORMAT_WITHOUT_KEYS, _FORMAT, *_FORMATS_WITH_LATE_LABELS):
+        if meta.get("format") not in (_FORMAT, *_FORMATS_WITH_LATE_LABELS):
             raise DataError(
-                f"{path}: format {meta.get('format')}; this version reads {_FORMAT_WITHOUT_KEYS} to "
-                f"{_FORMAT_WITH_LATE_LABELS}. Run the tokenise stage again."
+                f"{path}: format {meta.get('format')}; this version reads {_FORMAT} to {_FORMAT_WITH_LATE_LABELS}. Run the "
+                "tokenise stage again."
             )
-        has_keys = meta["format"] != _FORMAT_WITHOUT_KEYS
-        dtypes = meta["columns"] if has_keys else dict.fromkeys(meta["columns"], "<f4")
         return cls(
             user_id=file.get_users("user_id"),
             offsets=file.compute_offsets("item", 4),  # 4 bytes per item, see _DTYPES
             **{name: file.get_events(name, dtype) for name, dtype in _DTYPES.items()},
-            columns={name: file.get_events(f"column:{name}", dtype) for name, dtype in dtypes.items()},
+            columns={
+                name: file.get_events(f"column:{name}", dtype) for name, dtype in meta["columns"].items()
+            },
             targets={name: file.get_events(f"target:{name}", "|b1") for name in meta["targets"]},
             event_names=tuple(meta["event_names"]),
-            user_key=file.get_users("user_key") if has_keys else None,
+            user_key=file.get_users("user_key"),
             item_key=load_item_keys(path.parent),
             dropped=tuple(meta.get("dropped", ())),
             repeats=meta.get("repeats", MASK),
@@ -352,14 +347,12 @@ class Sequences:
 
     def _make_metadata(self) -> dict[str, Any]:
         """Return the metadata of the file."""
-        has_keys = self.user_key is not None
-        file_format = _FORMAT_WITH_LATE_LABELS if self.late_labels else _FORMAT
-        dtypes = {name: _get_dtype(values) for name, values in self.columns.items()}
-        meta = {
-            "format": file_format if has_keys else _FORMAT_WITHOUT_KEYS,
-            "columns": dtypes if has_keys else list(dtypes),
+        meta: dict[str, Any] = {
+            "format": _FORMAT_WITH_LATE_LABELS if self.late_labels else _FORMAT,
+            "columns": {name: _get_dtype(values) for name, values in self.columns.items()},
+            "targets": list(self.targets),
+            "event_names": list(self.event_names),
         }
-        meta |= {"targets": list(self.targets), "event_names": list(self.event_names)}
         meta |= {"dropped": list(self.dropped)} if self.dropped else {}
         if self.repeats != MASK:  # omitted for "mask", because a hash of the file names the artifact
             meta["repeats"] = self.repeats

@@ -104,10 +104,6 @@ class UserFile:
         with refuse_damage(path):
             return cls(path, json.loads((file.schema_arrow.metadata or {}).get(_METADATA_KEY, b"{}")), file)
 
-    def has_column(self, name: str) -> bool:
-        """Return whether the file has a column."""
-        return name in self._file.schema_arrow.names
-
     def _read_column(self, name: str) -> pa.ChunkedArray:
         """Read a column.
 
@@ -115,7 +111,7 @@ class UserFile:
             DataError: The file does not have it, is damaged, or would take more memory than its size allows.
         """
         _check_size(self.path, self._file.metadata)
-        if not self.has_column(name):
+        if name not in self._file.schema_arrow.names:
             raise DataError(f"{self.path}: has no column {name!r}. Run the tokenise stage again.")
         try:
             return self._file.read(columns=[name], use_threads=False)[name]
@@ -151,11 +147,10 @@ class UserFile:
 
 
 def load_user_keys(folder: Path) -> np.ndarray:
-    """Return the sparse keys [U] of a sequences folder's users without loading the sequences; empty if keys are indices."""
+    """Return the sparse keys [U] of a sequences folder's users without loading the sequences."""
     if is_flat(folder):
         return MappedSequences(folder).map_array("user_key")
-    file = UserFile.read(folder / USER_FILE)
-    return file.get_users("user_key") if file.has_column("user_key") else np.empty(0, np.int64)
+    return UserFile.read(folder / USER_FILE).get_users("user_key")
 
 
 def _check_size(path: Path, footer: pq.FileMetaData) -> None:

@@ -64,9 +64,7 @@ class RlPrompts:
         prompt_count = self._steps.rows
         order = make_row_order(prompt_count, self._seed, self._stage)
         manifest = DataManifest.from_rows("prompts", prompt_count, self._seq.summary)
-        return SampleLedger(
-            manifest, order.hash_steps(self._prompts_per_step), prompt_count, first_order=order.digest
-        )
+        return SampleLedger(manifest, order.hash_steps(self._prompts_per_step), prompt_count)
 
     @cached_property
     def _steps(self) -> EpochSteps:

@@ -40,9 +40,7 @@ class _ShuffledSource:
 
         order = make_row_order(self.rows, self.request.seed, self.request.stage)
         manifest = DataManifest.from_rows(self.request.unit, self.rows, self.request.events().summary)
-        return SampleLedger(
-            manifest, order.hash_steps(self.request.rows), self.rows, first_order=order.digest
-        )
+        return SampleLedger(manifest, order.hash_steps(self.request.rows), self.rows)
 
     def _lease_step(self, step: int) -> tuple[int, np.ndarray]:
         """Lease a step in the ledger and return its epoch and its rows, those of all ranks."""

@@ -342,10 +342,6 @@ class StoreJoins:
             join.store.close()
         self._opened.clear()
 
-    def get_counts(self) -> dict[str, dict[str, float]]:
-        """Return the counts of this process by join, as `StoreJoin.get_counts`."""
-        return {name: join.get_counts() for name, join in self._opened.items()}
-
     def pop_counts(self) -> dict[str, dict[str, float]]:
         """Return the counts since the last call by join, and set them to zero."""
         return {name: join.pop_counts() for name, join in self._opened.items()}

@@ -17,12 +17,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from nonet.errors import ConfigError
-from nonet.samples.ledger import DataManifest, OrderSlice, RowOrder, SampleLedger, StepRange
+from nonet.samples.ledger import DataManifest, OrderSlice, SampleLedger, StepRange
 from nonet.samples.streams.batch import StreamBatch, to_tensors
 from nonet.samples.streams.leaf import StreamLeaf
 from nonet.samples.streams.local_engine import read_locally
@@ -64,33 +63,20 @@ class StreamFeed(SliceReader):
     def order(self) -> str:
         """A hash of everything, except the files, that determines which rows each global step reads."""
         facts = (
-            self._collect_first_facts([leaf.order for leaf in self.leaves]),
+            (
+                [leaf.order.digest for leaf in self.leaves],
+                [share for _, share in self.stream.mixed],
+                self.rows,
+            ),
             self.steps.step_rows,
             [(leaf.files.where, list_row_changes(leaf.stream.operators)) for leaf in self.leaves],
             list_row_changes(self.stream.operators),
         )
-        return _hash_facts(facts)
+        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
     def make_ledger(self) -> SampleLedger:
-        """Create a new ledger for the rows of this feed, which can also restore a ledger of format 1."""
-        # In ledger format 1, the order of rows did not depend on the name of the stage.
-        first_orders = [leaf.order.rename(f"samples {index}") for index, leaf in enumerate(self.leaves)]
-
-        def use_first_rules() -> None:
-            for leaf, order in zip(self.leaves, first_orders, strict=True):
-                leaf.order = order
-
-        return SampleLedger(
-            self.manifest,
-            self.order,
-            self.rows,
-            first_order=_hash_facts(self._collect_first_facts(first_orders)),
-            use_first_rules=use_first_rules,
-        )
-
-    def _collect_first_facts(self, orders: Iterable[RowOrder]) -> tuple[Any, ...]:
-        """Return the values that the order hash of ledger format 1 covers: order hashes, shares and rows of an epoch."""
-        return [order.digest for order in orders], [share for _, share in self.stream.mixed], self.rows
+        """Create a new ledger for the rows of this feed."""
+        return SampleLedger(self.manifest, self.order, self.rows)
 
     def get_slices(self, step: int, rank: int = 0, world: int = 1) -> list[OrderSlice]:
         """Return the slices of a global step that rank `rank` of `world` reads."""
@@ -195,11 +181,6 @@ class StreamFeed(SliceReader):
         if given_engine is not None and given_engine not in ENGINES:
             raise ConfigError(f"data.engine: {given_engine!r}; there are local and ray")
         return given_engine or ("ray" if sum(leaf.bytes for leaf in self.leaves) > RAY_BYTES else "local")
-
-
-def _hash_facts(facts: Any) -> str:
-    """Return a hash of the `repr` of values."""
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def _explain_leaf(leaf: StreamLeaf) -> list[str]:

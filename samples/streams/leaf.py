@@ -58,11 +58,6 @@ class DecodedGroup:
     keep: np.ndarray | None
     bad: np.ndarray | None
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the decoded rows."""
-        return 0 if self.rows is None else self.rows.nbytes
-
 
 class StreamLeaf:
     """The inspected files of one stream.

@@ -180,13 +180,12 @@ class UserEvents:
         columns = {name: arrays[_COLUMN + name] for name in self._seq.columns}
         return {name: arrays[name] for name in ("item", "time", "event")} | {"columns": columns}
 
-    def append(self, users: list[Any], events: Mapping[str, np.ndarray], sids: np.ndarray) -> int:
+    def append(self, users: list[Any], events: Mapping[str, np.ndarray]) -> int:
         """Append events [N] to their users [N]. There must be only one writer at a time.
 
         Args:
             users: User id of each event [N].
             events: item, time, event, and columns by `column:` names, each [N].
-            sids: Semantic ids of the items [I, L], used only for stores of earlier versions.
 
         Returns:
             The number of rows written. Unknown users get a new row.
@@ -207,8 +206,6 @@ class UserEvents:
             new = {name: np.zeros(len(user_events), np.int64) for name in columns} | {
                 name: values_N[user_events] for name, values_N in events.items()
             }
-            if "sid" in columns:  # Stores of earlier versions have semantic ids, which nothing reads.
-                new["sid"] = sids[new["item"]].reshape(-1)
             is_stored = offsets[row + 1] > offsets[row]
             for name, lists in columns.items():
                 old = stored.column(name)[int(offsets[row])].as_py() if is_stored else []

@@ -17,8 +17,8 @@ from nonet.attention.kernels.forward_pass import forward
 from nonet.attention.kernels.launch import KernelOptions
 from nonet.attention.plans.tile_configs import KernelTile, TileConfig
 from nonet.attention.plans.tile_plan import make_plans
-from nonet.attention.torch_backends.dense_reference import attend_reference
 from nonet.bench.attention import masks
+from nonet.bench.attention.dense_reference import attend_reference
 from nonet.errors import ConfigError
 from nonet.random import rng
 

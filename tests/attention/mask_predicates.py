@@ -68,7 +68,7 @@ def causal(r):
 def causal_bottom_right(r):
     q = lengths_of(r)
     k = [r.randint(0, 14) for _ in q]
-    return UniMask.causal_bottom_right(), q, k, lambda b, i, j: j <= i + (k[b] - q[b])
+    return UniMask.causal(), q, k, lambda b, i, j: j <= i + (k[b] - q[b])
 
 
 def prefix_lm(r):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,8 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import make_data_setup, make_run_setup
 from nonet.controller.setup.worker_setup import make_stage_setups
+from nonet.models.clicks.model import ClickModel
+from nonet.models.clicks.scorer import ClickRequest, ClickScorer, convert_values
 from nonet.random import rng
 from nonet.samples.stores.packed import PackedStore
 from nonet.types import Jagged, Rollouts
@@ -140,11 +143,33 @@ def open_click_data(run):
     return ClickData(make_run_setup(load_scenario(run.scenario)[0]), run.find_artifacts())
 
 
+def load_scorer(folder):
+    """Load the scorer of a checkpoint."""
+    return ClickScorer(ClickModel(Path(folder)))
+
+
+def make_request(scorer, user, items, *, time=None, history=(), values=None):
+    """Make a request from ids, with past events {"item", "time", "label"} whose label may be missing."""
+    known = scorer.model.known
+    index = {str(item): position for position, item in enumerate(known.item_id.tolist())}
+    labels = [event.get("label") for event in history]
+    return ClickRequest(
+        item=np.array([index.get(str(item), -1) for item in items], np.int64),
+        user=user,
+        time=time,
+        past=np.array([index.get(str(event["item"]), -1) for event in history], np.int64),
+        past_time=np.array([event["time"] for event in history], np.int64),
+        label=np.array([-1 if label is None else int(label) for label in labels], np.int64),
+        columns=convert_values(values or {}, known.columns),
+    )
+
+
 def make_requests(scorer, clicks, index):
     """Make the request of each event, with all events of its user before it."""
     seq, item_id = clicks.seq, scorer.model.known.item_id
     return [
-        scorer.make_request(
+        make_request(
+            scorer,
             seq.user_id[seq.user[at]],
             [item_id[seq.item[at]], "no such item"],
             time=int(seq.time[at]),

@@ -124,7 +124,6 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     claimed = get_device("npu").claim()
     same = {name: same_bits(*asked) for name, asked in FUNCTIONS.items()} | {"trained": trained()}
-    memory = get_device("npu").measure_memory()
     print(
         json.dumps(
             {
@@ -132,7 +131,6 @@ def main() -> None:
                 "same": same,
                 "refused": refused(),
                 "asked": len(torch_npu.COUNTS),
-                "total": memory.total,
             }
         )
     )

@@ -110,13 +110,6 @@ class OffloadableBuffers:
         """The bytes in host memory now."""
         return sum(host_copy.numel() for _, host_copy in self._host_copies)
 
-    def require_resident(self) -> None:
-        """Raise PlacementError unless the buffers are on the device."""
-        if self.state is not ResidencyState.RESIDENT:
-            raise PlacementError(
-                f"{self.owner} is {self.state.value}, not resident: resume it before it works"
-            )
-
     def offload(self) -> int:
         """Move every buffer to host memory. Returns the bytes moved.
 

@@ -27,23 +27,6 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # Name 
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """The memory of a device in bytes.
-
-    Attributes:
-        used: Bytes that this process uses.
-        peak: Maximum number of bytes that this process has used so far.
-        free: Free bytes of the device.
-        total: All bytes of the device.
-    """
-
-    used: int
-    peak: int
-    free: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
 class Device:
     """One kind of device.
 
@@ -163,19 +146,6 @@ class Device:
         """Wait for all work queued on the device."""
         self.import_torch_module().synchronize()
 
-    def measure_memory(self) -> DeviceMemory:
-        """Measure the memory of this process's device, or of the host for cpu."""
-        if self.name == HOST:
-            return _measure_host_memory()
-        module = self.import_torch_module()
-        free, total = module.mem_get_info()
-        return DeviceMemory(
-            used=module.memory_allocated(),
-            peak=module.max_memory_allocated(),
-            free=int(free),
-            total=int(total),
-        )
-
     def release(self) -> None:
         """Return memory that this process has freed to the device, so that another process can use it.
 
@@ -188,13 +158,6 @@ class Device:
             arrow.default_memory_pool().release_unused()
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
-
-    def stream(self) -> Any:
-        """Return a context that queues work on a new stream; on the host it does nothing."""
-        if self.name == HOST:
-            return contextlib.nullcontext()
-        module = self.import_torch_module()
-        return module.stream(module.Stream())
 
     def seed(self, seed: int) -> None:
         """Seed torch's generators of the host and of all devices of this kind."""
@@ -265,23 +228,6 @@ def _import_modules(names: Iterable[str]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ConfigError(f"NONET_DEVICES or an entry point names {name!r}: {error}") from None
-
-
-def _measure_host_memory() -> DeviceMemory:
-    """Measure the memory of this process and of the host."""
-    import resource
-
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    with open("/proc/self/statm") as statm:
-        resident_pages = int(statm.read().split()[1])
-    used = resident_pages * page_bytes
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux reports KiB.
-    return DeviceMemory(
-        used=used,
-        peak=max(used, peak),
-        free=os.sysconf("SC_AVPHYS_PAGES") * page_bytes,
-        total=os.sysconf("SC_PHYS_PAGES") * page_bytes,
-    )
 
 
 register(Device(HOST, resource="", visible="", backend="gloo"))

@@ -362,9 +362,6 @@ class KnownRun:
         from nonet.samples.sequences import load_item_keys, load_user_keys
 
         users, items = load_user_keys(Path(self.sequences)), load_item_keys(Path(self.sequences))
-        assert items is not None  # Checked when the scenario was read.
-        assert seq.user_key is not None
-        assert seq.item_key is not None
         return {
             "known_users": int(np.isin(seq.user_key, users).sum()),
             "users": len(seq),

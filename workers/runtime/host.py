@@ -89,7 +89,7 @@ class WorkerActor:
         self._current_call, self._call_started_at, self._call_thread_id = "", 0.0, 0
         self._epoch = 0
         self._context = ray.get_runtime_context()
-        self._spans = SpanRecorder(place.role)
+        self._spans = SpanRecorder()
         self._location = self._determine_location()
         self._orphan_guard = OrphanGuard(orphan_timeout_s)
         self._offloader: RoleOffloader | None = None

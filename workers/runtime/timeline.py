@@ -15,10 +15,9 @@ _MAX_COUNTED_VALUES = 64  # Values of a list or tuple that are measured one by o
 class SpanRecorder:
     """Records spans (role.method, start, end, bytes of the result), with times in unix seconds."""
 
-    def __init__(self, role: str):
+    def __init__(self):
         self._spans: deque[tuple[str, float, float, int]] = deque(maxlen=MAX_SPANS)
         self._metrics: tuple[Any, Any] | None = None
-        self._role = role
 
     def add(
         self, name: str, start: float, end: float, result: Any = None, *, size: int | None = None

@@ -20,7 +20,6 @@ from nonet.controller.record.tracking.follower import MetricsFollower
 from nonet.controller.record.tracking.kinds import MetricPoint, TrackedRun, Tracker, TrackerSink
 from nonet.journal import LineJournal
 from nonet.plugins import load_heavy
-from nonet.renamed import keep_old_name
 
 # The units of metrics, by name; all others have unit "1".
 _UNITS = {
@@ -99,8 +98,6 @@ class Recorder:
         """Record the metrics of a step, or of several steps under the last of them, and add them to the feed."""
         self.record_metrics(stage, step, values)
         self.add_event("step", stage=stage, step=step, metrics=dict(values))
-
-    step = keep_old_name("Recorder.step", record_step)
 
     def record_metrics(
         self, stage: str, step: int, values: Mapping[str, float], role: str = "trainer"

@@ -1,9 +1,6 @@
-from .dashboards import AlertRule as AlertRule
-from .dashboards import DashboardPanel as DashboardPanel
-from .dashboards import build_alerts as build_alerts
-from .dashboards import build_dashboard as build_dashboard
 from .kuberay import DASHBOARD_PORT as DASHBOARD_PORT
 from .kuberay import METRICS_PORT as METRICS_PORT
-from .kuberay import TOKEN_OPTIONS as TOKEN_OPTIONS
 from .kuberay import build_network_policy as build_network_policy
+from .monitoring import write_monitoring as write_monitoring
+from .request import fill_template as fill_template
 from .write import write_manifests as write_manifests

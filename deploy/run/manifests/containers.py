@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from typing import Any
 
 from nonet import yaml
 from nonet.controller.scenario import to_document
-from nonet.deploy.run.manifests.request import ManifestRequest
+from nonet.deploy.run.manifests.request import ManifestRequest, fill_template
 from nonet.errors import ConfigError
 from nonet.workers.devices import HOST
 
@@ -30,20 +29,6 @@ _EXTRAS = {
     "use: wandb": "wandb",
 }
 
-_CONTAINER = """\
-# Image of the nodes with device {device}. In a clone of Nonet: docker build -f Containerfile.{device} -t {image} .
-FROM {base}
-ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1
-RUN apt-get update \\
- && apt-get install -y --no-install-recommends g++ python3 python3-dev python3-pip python-is-python3 wget \\
- && rm -rf /var/lib/apt/lists/*
-RUN python -m pip install {torch}
-COPY . /opt/nonet
-RUN python -m pip install "/opt/nonet{extras}" "ray[default,data]=={ray}"
-ENV NONET_CACHE=/cache NONET_RUNS=/runs
-WORKDIR /tmp
-"""
-
 
 def build_container_files(request: ManifestRequest) -> dict[str, str]:
     """Build a container file for each kind of device of the scenario's pools.
@@ -62,7 +47,8 @@ def build_container_files(request: ManifestRequest) -> dict[str, str]:
         base, torch = _BASES[device]
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         torch_version = version("torch").partition("+")[0]
-        files[f"Containerfile.{device}"] = _CONTAINER.format(
+        files[f"Containerfile.{device}"] = fill_template(
+            "Containerfile",
             device=device,
             image=request.make_image(device),
             base=base.format(python=python),
@@ -75,49 +61,16 @@ def build_container_files(request: ManifestRequest) -> dict[str, str]:
 
 def build_compose_files(request: ManifestRequest) -> dict[str, str]:
     """Build compose.yaml: a Ray cluster of two nodes, Redis, HBase, and a container that submits the scenario."""
-    image = request.make_image(HOST)
-    node: dict[str, Any] = {
-        "image": image,
-        "environment": {
-            "NONET_RUNS": "/runs",
-            "NONET_CACHE": "/cache",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "${RAY_AUTH_TOKEN:?is not set; export RAY_AUTH_TOKEN=$(openssl rand -hex 32)}",
-        },
-        "env_file": [{"path": "nonet.env", "required": False}],
-        "volumes": ["runs:/runs"],
-        "shm_size": "2gb",
-    }
-    start = "--disable-usage-stats --block"
-    is_healthy = ["CMD", "ray", "health-check", "--address", "head:6379"]
+    compose = yaml.parse(fill_template("compose.yaml"))
+    for name in ("head", "worker", "run"):
+        compose["services"][name]["image"] = request.make_image(HOST)
     changes = [word for change in request.changes for word in ("--set", change)]
     submit = ["nonet", "submit", f"/scenario/{request.path.name}", "--address", "http://head:8265"]
-    services = {
-        "redis": {"image": "redis:7", "volumes": ["redis:/data"]},
-        "hbase": {"image": "harisekhon/hbase:2.1", "ports": ["9090"]},
-        "head": {
-            **node,
-            "command": f"ray start --head --port=6379 --dashboard-host=0.0.0.0 {start}",
-            "ports": ["127.0.0.1:8265:8265"],
-            "healthcheck": {"test": is_healthy, "interval": "5s", "timeout": "5s", "retries": 24},
-        },
-        "worker": {
-            **node,
-            "command": f"ray start --address=head:6379 {start}",
-            "depends_on": {"head": {"condition": "service_healthy"}},
-        },
-        "run": {
-            **node,
-            "command": [*submit, "--name", request.name, *changes],
-            "depends_on": {
-                name: {"condition": "service_healthy" if name == "head" else "service_started"}
-                for name in ("head", "worker", "redis", "hbase")
-            },
-            "volumes": ["runs:/runs", f"{request.path.parent.absolute()}:/scenario:ro"],
-        },
-    }
+    run = compose["services"]["run"]
+    run["command"] = [*submit, "--name", request.name, *changes]
+    run["volumes"].append(f"{request.path.parent.absolute()}:/scenario:ro")
     comment = (
         "# Two Ray nodes with Redis (redis://redis:6379) and HBase (hbase://hbase:9090): docker compose up.\n"
         "# Stores in the scenario are named by these addresses; nonet.env has its variables.\n"
     )
-    return {"compose.yaml": comment + yaml.dump({"services": services, "volumes": {"runs": {}, "redis": {}}})}
+    return {"compose.yaml": comment + yaml.dump({key: compose[key] for key in ("services", "volumes")})}

@@ -14,17 +14,13 @@ from typing import Any
 import nonet
 from nonet import yaml
 from nonet.deploy.run.manifests.node_groups import NodeGroup
-from nonet.deploy.run.manifests.request import ManifestRequest
+from nonet.deploy.run.manifests.request import ManifestRequest, fill_template
 from nonet.errors import ConfigError
 from nonet.workers.devices import HOST
 
 _MAX_PACKAGE_BYTES = 700_000  # a ConfigMap holds 1 MiB, in which the package has four thirds of its size
 METRICS_PORT, DASHBOARD_PORT = 8080, 8265
-TOKEN_OPTIONS = {"mode": "token"}
-"""The `authOptions` of a cluster whose token KubeRay makes, from 1.5.1 on."""
-_HEALTH_PORT = 52365  # of the agent of a Ray node
-_HEAD_CPUS, _HEAD_GIB = 4, 16
-_KEPT_S = 3600  # how long a finished job and its logs stay
+_HEAD_RESOURCES = {"cpu": "4", "memory": "16Gi"}
 
 
 def build_kuberay_files(request: ManifestRequest) -> dict[str, str]:
@@ -49,8 +45,10 @@ def build_kuberay_files(request: ManifestRequest) -> dict[str, str]:
         "# Runs a scenario on Kubernetes, by KubeRay: kubectl apply -f rayjob.yaml. The image needs nonet "
         f"{nonet.__version__}.\n# Secrets and sizes of nodes are guesses: change them.\n"
     )
-    policy = build_network_policy(request.name, _make_pod_labels(request), (DASHBOARD_PORT, METRICS_PORT))
-    documents = (config_map, policy, _build_ray_job(request))
+    job = _build_ray_job(request)
+    labels = _build_pod(request, "head", {})["metadata"]["labels"]
+    policy = build_network_policy(request.name, labels, (DASHBOARD_PORT, METRICS_PORT))
+    documents = (config_map, policy, job)
     return {"rayjob.yaml": comment + "---\n".join(map(yaml.dump, documents))}
 
 
@@ -82,41 +80,21 @@ def build_network_policy(
     }
 
 
-def _make_pod_labels(request: ManifestRequest) -> dict[str, str]:
-    """Return the labels of the pods of a run."""
-    return {"nonet.io/run": request.name}
+def _read_template(request: ManifestRequest) -> dict[str, Any]:
+    """Return the RayJob ("job") and the pod ("pod") of rayjob.yaml, with the name of the run."""
+    return yaml.parse(
+        fill_template("rayjob.yaml", name=request.name, ray=version("ray"), metrics_port=METRICS_PORT)
+    )
 
 
 def _build_ray_job(request: ManifestRequest) -> dict[str, Any]:
-    """Build the RayJob. A retry continues the run from its newest checkpoint."""
-    unpack = "mkdir -p /tmp/job && cd /tmp/job && python -m zipfile -e /package/package.zip ."
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": request.name, "labels": _make_queue_labels(request.queue)},
-        "spec": {
-            "entrypoint": f"bash -c '{unpack} && exec nonet job {request.name}'",
-            "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": _KEPT_S,
-            "backoffLimit": 2,
-            "rayClusterSpec": {
-                "rayVersion": version("ray"),
-                "authOptions": dict(TOKEN_OPTIONS),
-                "headGroupSpec": {
-                    "rayStartParams": {
-                        "num-cpus": "0",
-                        "num-gpus": "0",
-                        "dashboard-host": "0.0.0.0",
-                        "metrics-export-port": str(METRICS_PORT),
-                    },
-                    "template": _build_pod(
-                        request, "head", {"cpu": f"{_HEAD_CPUS}", "memory": f"{_HEAD_GIB}Gi"}
-                    ),
-                },
-                "workerGroupSpecs": [_build_group(request, group) for group in request.groups],
-            },
-        },
-    }
+    """Build the RayJob."""
+    job = _read_template(request)["job"]
+    job["metadata"]["labels"] = _make_queue_labels(request.queue)
+    cluster = job["spec"]["rayClusterSpec"]
+    cluster["headGroupSpec"]["template"] = _build_pod(request, "head", _HEAD_RESOURCES)
+    cluster["workerGroupSpecs"] = [_build_group(request, group) for group in request.groups]
+    return job
 
 
 def _make_queue_labels(queue: str) -> dict[str, str]:
@@ -159,39 +137,14 @@ def _build_pod(
     request: ManifestRequest, name: str, resources: dict[str, str], device: str = HOST
 ) -> dict[str, Any]:
     """Build the template of a pod, with variables from the secret `nonet` and probes of its Ray node."""
-    container = {
-        "name": f"ray-{name}",
-        "image": request.make_image(device),
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "env": [
-            {"name": "NONET_RUNS", "value": "/runs"},
-            {"name": "NONET_CACHE", "value": "/cache"},
-        ],
-        "envFrom": [{"secretRef": {"name": "nonet", "optional": True}}],
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT}],
-        "readinessProbe": _build_probe(periodSeconds=5, failureThreshold=60),
-        "livenessProbe": _build_probe(initialDelaySeconds=60, periodSeconds=10, failureThreshold=30),
-        "volumeMounts": [
-            {"name": "cache", "mountPath": "/cache"},
-            {"name": "memory", "mountPath": "/dev/shm"},
-        ],
-    }
-    volumes: list[dict[str, Any]] = [
-        {"name": "cache", "emptyDir": {}},
-        {"name": "memory", "emptyDir": {"medium": "Memory"}},
-    ]
+    pod = _read_template(request)["pod"]
+    (container,), volumes = pod["spec"]["containers"], pod["spec"]["volumes"]
+    container["name"], container["image"] = f"ray-{name}", request.make_image(device)
+    container["resources"] = {"requests": dict(resources), "limits": dict(resources)}
     if not request.is_stored:  # all pods reach the run's folder at one path
         container["volumeMounts"].append({"name": "runs", "mountPath": "/runs"})
         volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": "nonet-runs"}})
     if name == "head":
         container["volumeMounts"].append({"name": "package", "mountPath": "/package"})
         volumes.append({"name": "package", "configMap": {"name": f"{request.name}-package"}})
-    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
-    metadata = {"labels": _make_pod_labels(request), "annotations": annotations}
-    return {"metadata": metadata, "spec": {"containers": [container], "volumes": volumes}}
-
-
-def _build_probe(**times: int) -> dict[str, Any]:
-    """Build a probe of the Ray node in a pod."""
-    path = {"path": "/api/local_raylet_healthz", "port": _HEALTH_PORT}
-    return {"httpGet": path, "timeoutSeconds": 5, **times}
+    return pod

@@ -18,6 +18,14 @@ from nonet.errors import ConfigError
 _MAX_NAME_LENGTH = 40  # KubeRay adds to the names of the pods
 
 
+def fill_template(file: str, /, **values: object) -> str:
+    """Return the text of a file of `templates` in which each value stands for its name between @ signs."""
+    text = (Path(__file__).parent / "templates" / file).read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", str(value))
+    return text
+
+
 @dataclass(frozen=True)
 class ManifestRequest:
     """A scenario and the cluster that it is to run on.

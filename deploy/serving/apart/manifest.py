@@ -8,12 +8,12 @@ from typing import Any
 
 import nonet
 from nonet import yaml
-from nonet.deploy.run.manifests import DASHBOARD_PORT, METRICS_PORT, TOKEN_OPTIONS, build_network_policy
+from nonet.deploy.run.manifests import DASHBOARD_PORT, METRICS_PORT, build_network_policy, fill_template
 from nonet.deploy.serving.access import READ_TOKEN, WRITE_TOKEN
 from nonet.deploy.serving.service import DeploymentConfig, ServeConfig, ServicesConfig
 from nonet.errors import ConfigError
 
-_NAME, _POD_LABELS, _HTTP_PORT = "nonet", {"nonet.io/service": "nonet"}, 8000
+_HTTP_PORT = 8000
 _IMAGE = "YOUR-REGISTRY/nonet:{version}"
 
 
@@ -39,7 +39,8 @@ def write_manifest(path: Path, run: str, config: dict[str, Any], image: str | No
             "a manifest supports cpus, gpus and the resource NPU; add other resources to its groups by hand"
         )
     ray_service = _build_ray_service(run, config | {"services": services.model_dump()}, services, image)
-    policy = build_network_policy(_NAME, _POD_LABELS, (_HTTP_PORT, DASHBOARD_PORT, METRICS_PORT))
+    labels = _read_template()["pod"]["metadata"]["labels"]
+    policy = build_network_policy("nonet", labels, (_HTTP_PORT, DASHBOARD_PORT, METRICS_PORT))
     path.write_text(
         "# A Ray service on Kubernetes, by KubeRay 1.5.1 or newer, which makes Ray's token. The image needs nonet[serve]; the "
         "volume has the run's folder.\n" + "---\n".join(map(yaml.dump, (policy, ray_service)))
@@ -52,38 +53,26 @@ def _build_ray_service(
 ) -> dict[str, Any]:
     """Build the RayService: Serve's application, a head pod, and worker pods in two groups, of which one has the engines."""
     image = image or _IMAGE.format(version=nonet.__version__)
-    application = {
-        "name": "nonet",
-        "import_path": "nonet.deploy.serving:build_app",
-        "route_prefix": "/",
-        "args": {"run": run, "config": config},
-    }
-    serve = {"http_options": {"host": "0.0.0.0", "port": _HTTP_PORT}, "applications": [application]}
-    groups = [
+    template = _read_template()
+    serve, service = template["serve"], template["service"]
+    serve["applications"][0]["args"] = {"run": run, "config": config}
+    service["spec"]["serveConfigV2"] = yaml.dump(serve)
+    cluster = service["spec"]["rayClusterConfig"]
+    cluster["headGroupSpec"]["template"] = _build_pod("head", image, {"cpu": "1", "memory": "4Gi"})
+    cluster["workerGroupSpecs"] = [
         _build_group("access", [services.access, services.features], image),
         _build_group("engine", [services.engine], image),
     ]
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": {"name": _NAME},
-        "spec": {
-            "serveConfigV2": yaml.dump(serve),
-            "rayClusterConfig": {
-                "rayVersion": version("ray"),
-                "authOptions": dict(TOKEN_OPTIONS),
-                "headGroupSpec": {
-                    "rayStartParams": {
-                        "num-cpus": "0",
-                        "dashboard-host": "0.0.0.0",
-                        "metrics-export-port": str(METRICS_PORT),
-                    },
-                    "template": _build_pod("head", image, {"cpu": "1", "memory": "4Gi"}),
-                },
-                "workerGroupSpecs": groups,
-            },
-        },
-    }
+    return service
+
+
+def _read_template() -> dict[str, Any]:
+    """Return the RayService ("service"), the configuration of Serve ("serve") and the pod ("pod") of rayservice.yaml."""
+    ports = {"http_port": _HTTP_PORT, "metrics_port": METRICS_PORT}
+    tokens = {"write_token": WRITE_TOKEN, "read_token": READ_TOKEN}
+    application = "nonet.deploy.serving:build_app"
+    filled = fill_template("rayservice.yaml", ray=version("ray"), application=application, **ports, **tokens)
+    return yaml.parse(filled)
 
 
 def _build_group(name: str, services: list[DeploymentConfig], image: str) -> dict[str, Any]:
@@ -107,23 +96,8 @@ def _build_group(name: str, services: list[DeploymentConfig], image: str) -> dic
 
 def _build_pod(name: str, image: str, resources: dict[str, str]) -> dict[str, Any]:
     """Build the template of a pod, which mounts the runs and reads the tokens from the secret `nonet`."""
-    secret_keys = {WRITE_TOKEN: "token", READ_TOKEN: "read-token"}  # by environment variable
-    tokens = [
-        {"name": variable, "valueFrom": {"secretKeyRef": {"name": "nonet", "key": key, "optional": True}}}
-        for variable, key in secret_keys.items()
-    ]
-    return {
-        "metadata": {"labels": dict(_POD_LABELS)},
-        "spec": {
-            "containers": [
-                {
-                    "name": f"ray-{name}",
-                    "image": image,
-                    "resources": {"requests": dict(resources), "limits": dict(resources)},
-                    "env": tokens,
-                    "volumeMounts": [{"name": "runs", "mountPath": "/runs"}],
-                }
-            ],
-            "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": "nonet-runs"}}],
-        },
-    }
+    pod = _read_template()["pod"]
+    (container,) = pod["spec"]["containers"]
+    container["name"], container["image"] = f"ray-{name}", image
+    container["resources"] = {"requests": dict(resources), "limits": dict(resources)}
+    return pod

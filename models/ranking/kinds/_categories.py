@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +31,11 @@ class ItemCategories:
     count: int
 
     @classmethod
-    def from_names(cls, names: Iterable[Sequence[str]]) -> ItemCategories | None:
-        """Build from the category names of each item; keep the 256 most frequent names. Return None if there are no names."""
-        return cls.from_column(pa.array([list(row) for row in names], pa.list_(pa.string())))
-
-    @classmethod
     def from_column(cls, column: Any) -> ItemCategories | None:
-        """Build from an Arrow column of lists of names [I], like `from_names`; a null is an item without categories."""
+        """Build from an Arrow column of lists of names [I], with the 256 most frequent names; a null is an item without any.
+
+        Returns None if there are no names.
+        """
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         encoded = pc.list_flatten(column).dictionary_encode()
         names = encoded.dictionary.to_pylist()

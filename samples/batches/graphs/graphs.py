@@ -311,8 +311,6 @@ def _renumber_users(graph: NeighbourGraph, row: np.ndarray) -> Edges:
 
 def _get_keys(seq: Sequences) -> dict[str, np.ndarray]:
     """Return the sparse keys of the items and users by kind."""
-    assert seq.item_key is not None  # only sequences of earlier versions have none, and these have no graphs
-    assert seq.user_key is not None
     return {"item": np.asarray(seq.item_key), "user": np.asarray(seq.user_key)}
 
 

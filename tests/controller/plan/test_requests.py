@@ -6,7 +6,8 @@ import pytest
 from views import RL, gpu_nodes, node, scenario
 
 from nonet.controller.cluster.view import ClusterView
-from nonet.controller.plan.placement import replan
+from nonet.controller.plan.packing import Capacity
+from nonet.controller.plan.placement import change_groups
 from nonet.controller.plan.planner import plan
 from nonet.controller.plan.requests import make_group_requests
 from nonet.controller.plan.resolved import resolve_run
@@ -20,6 +21,12 @@ def names(**roles) -> dict[str, tuple[str, ...]]:
     return {
         request.name: request.roles for request in make_group_requests(resolve_run(scenario(roles=roles)))
     }
+
+
+def replan(asked, view, groups):
+    """Return what must stop and start so that these groups become those of the whole run."""
+    capacity = Capacity(view, asked.placement)
+    return change_groups(resolve_run(asked), None, groups, capacity, view, threads=0)[0]
 
 
 def test_fusing_into_a_fused_role_lands_in_the_same_process():
@@ -165,7 +172,7 @@ def test_a_lost_node_moves_only_the_groups_that_were_on_it():
         for n in MANY.nodes
         if n.id != lost
     )
-    change = replan(resolve_run(asked), ClusterView(left), None, made.groups)
+    change = replan(asked, ClusterView(left), made.groups)
     moved = {group.name: set(group.nodes) for group in change.starts}
     assert "rollout" not in moved
     assert moved["trainer"] == {"n1" if lost == "n0" else "n0"}
@@ -174,7 +181,7 @@ def test_a_lost_node_moves_only_the_groups_that_were_on_it():
 def test_a_new_node_changes_nothing_that_stands():
     asked = scenario(roles={"trainer": {"pool": "gpu", "workers": 2}})
     made = plan(asked, gpu_nodes(1))
-    change = replan(resolve_run(asked), gpu_nodes(3), None, made.groups)
+    change = replan(asked, gpu_nodes(3), made.groups)
     assert (change.stops, change.starts) == ((), ())
 
 

@@ -266,15 +266,6 @@ def test_candidates_are_judged_by_the_rewards_and_weights_that_are_in_force_at_t
     assert validation.find_best()["step"] == 30
 
 
-def test_rewards_as_earlier_versions_kept_them_are_read(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_json(
-        "results/rl.validation.json", {"history": [], "end": None, "rewards": {"10": [0.2, 0.1], "20": 0.3}}
-    )
-    rewards = ValidationRecord(folder, "rl").rewards
-    assert [(each["reward"], each["missing"]) for each in rewards.values()] == [(0.2, 0.1), (0.3, 0.0)]
-
-
 def test_a_stage_that_ends_with_its_last_step_has_the_metric_before_it_for_a_tradeoff(tmp_path):
     rule = ValidationRule("ndcg@10", last=True)
     validation, asked = judged(tmp_path, {10: 0.1, 20: 0.2, 30: 0.3, 40: 0.05}, {}, rule=rule)

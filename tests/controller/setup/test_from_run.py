@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,13 +24,11 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), keyed=True, scenario=None):
+def finished(runs, name="quickstart-1", ends=("pretrain", "finetune"), scenario=None):
     """Make a run's folder with what another run reads of it."""
     run = RunFolder(runs / name)
     (run.path / "sequences").mkdir(parents=True)
     run.scenario.write_text(yaml.dump(to_document(scenario or quickstart())))
-    if keyed:
-        np.save(run.path / "sequences" / "item_keys.npy", np.arange(3))
     artifacts = {kind: {"path": str(run.path / kind)} for kind in ("sequences", "sids")}
     run.write_json("results/tokenise.json", {"artifacts": artifacts, "tokenizer": {"codes": [64, 64, 64, 3]}})
     checkpoints = Checkpoints(run.checkpoints)
@@ -133,12 +130,6 @@ def test_a_run_with_the_same_own_optimizer_can_be_continued_from_its_copies(runs
 def test_dropout_may_differ(runs):
     finished(runs)
     assert find_warm_start(quickstart("init.from=last", "model.dropout=0.3")) is not None
-
-
-def test_a_run_whose_rows_are_named_by_places_is_refused(runs):
-    finished(runs, keyed=False)
-    with pytest.raises(ConfigError, match="names sparse rows by their position in its own data"):
-        find_warm_start(quickstart("init.from=last"))
 
 
 def test_a_feature_with_a_table_only_in_the_other_run_is_named_with_the_key_to_set(runs):

@@ -166,6 +166,8 @@ def test_events_that_no_stage_trained_on_are_not_warned_of(run):
         time=np.arange(5),
         event=np.zeros(5, np.int32),
         split=np.array([TRAIN, TRAIN, TEST, TRAIN, TEST], np.int8),
+        user_key=np.arange(2),
+        item_key=np.arange(5),
         targets={"train": np.array([True, False, True, False, True])},
         columns={"label time:train": np.arange(5), "label end:train": np.array([0, 0, 0, NEVER, NEVER])},
     )

@@ -9,8 +9,10 @@ import pytest
 from likes_world import (
     add_columns,
     change_scenario,
+    load_scorer,
     make_click_run,
     make_likes,
+    make_request,
     make_requests,
     make_rollouts,
     open_click_data,
@@ -21,7 +23,7 @@ from nonet.controller.setup import make_run_setup
 from nonet.deploy.after import evaluate_run
 from nonet.errors import ConfigError
 from nonet.models.clicks.model import ClickModel
-from nonet.models.clicks.scorer import ClickRequest, ClickScorer, convert_values
+from nonet.models.clicks.scorer import ClickRequest, convert_values
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.sequences.sequences import TEST
 from nonet.samples.tables.keys import NONE, compute_keys
@@ -102,7 +104,7 @@ def test_compressed_and_stored_events_train_a_click_model_and_are_evaluated(tmp_
 
 def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):
     clicks = open_click_data(run).label_events("train")
-    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    scorer = load_scorer(sorted(run.checkpoints.glob("step-*"))[-1])
     index = clicks.find_rows(TEST)
     answers = scorer.score(make_requests(scorer, clicks, index))
     expected = np.load(run.results / "train.npz")["test"]
@@ -113,9 +115,9 @@ def test_a_scorer_of_a_checkpoint_predicts_what_the_evaluator_predicted(run):
 
 
 def test_an_event_without_a_label_is_history_and_neither_liked_nor_disliked(run):
-    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    scorer = load_scorer(sorted(run.checkpoints.glob("step-*"))[-1])
     histories = [[], *([{"item": 1004, "time": 7 * HOUR, "label": label}] for label in (True, False, None))]
-    requests = [scorer.make_request(100, [1002], time=9 * HOUR, history=history) for history in histories]
+    requests = [make_request(scorer, 100, [1002], time=9 * HOUR, history=history) for history in histories]
     contexts = scorer._make_contexts(requests)
     assert contexts.label.tolist() == [1, 0, -1]
     assert np.diff(contexts.past.offsets).tolist() == [0, 1, 1, 1]
@@ -123,13 +125,11 @@ def test_an_event_without_a_label_is_history_and_neither_liked_nor_disliked(run)
     none, liked, disliked, unlabelled = (answer[0] for answer in scorer.score(requests))
     assert liked not in (disliked, unlabelled)
     assert unlabelled == none  # this model reads neither activity nor recency
-    late = scorer.make_request(100, [1002], time=6 * HOUR, history=histories[1])
-    assert len(late.past) == 0  # the event is after the request
 
 
 def test_a_value_that_does_not_fit_its_column_is_one_line(run):
-    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
-    assert scorer.make_request(100, [1002], values={"age": 3, "rating": 5}).columns == {}
+    scorer = load_scorer(sorted(run.checkpoints.glob("step-*"))[-1])
+    assert make_request(scorer, 100, [1002], values={"age": 3, "rating": 5}).columns == {}
     columns = {"age": np.zeros(80, np.float32)}
     assert convert_values({"age": "3", "rating": 5}, columns) == {"age": 3.0}
     with pytest.raises(ConfigError, match=r"^age: 'old' is not a number$"):
@@ -137,7 +137,7 @@ def test_a_value_that_does_not_fit_its_column_is_one_line(run):
 
 
 def test_a_store_that_does_not_answer_leaves_numbers_and_ids_missing(run):
-    scorer = ClickScorer.load(sorted(run.checkpoints.glob("step-*"))[-1])
+    scorer = load_scorer(sorted(run.checkpoints.glob("step-*"))[-1])
     present = {"deal": np.array([5]), "discount": np.array([5.25], np.float32)}
     absent = {name: np.array([NONE]) for name in present}
     together = [ClickRequest(np.array([3]), joined=joined) for joined in (present, absent)]

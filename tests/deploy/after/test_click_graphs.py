@@ -11,6 +11,7 @@ import pytest
 from likes_world import (
     HOUR,
     change_scenario,
+    load_scorer,
     make_click_run,
     make_likes,
     make_requests,
@@ -23,7 +24,6 @@ from nonet.deploy.after import evaluate_run
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.models.clicks.model import ClickModel
-from nonet.models.clicks.scorer import ClickScorer
 from nonet.rl.rewards.api import load_reward
 from nonet.samples.batches.graphs import list_graph_features
 from nonet.samples.sequences.sequences import TEST
@@ -59,7 +59,7 @@ def get_checkpoint(run):
 
 def test_a_scorer_of_a_checkpoint_sees_the_neighbours_that_the_evaluator_saw(run):
     clicks = open_click_data(run).label_events("train")
-    scorer = ClickScorer.load(get_checkpoint(run))
+    scorer = load_scorer(get_checkpoint(run))
     index = clicks.find_rows(TEST)
     answers = scorer.score(make_requests(scorer, clicks, index))
     expected = np.load(run.results / "train.npz")["test"]

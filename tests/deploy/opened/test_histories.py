@@ -238,7 +238,7 @@ def test_events_of_a_store_are_read_by_key_and_appended_ones_are_in_the_next_ans
     assert histories.get_events("100").item.tolist() == before.item.tolist()
     new = {"item": np.array([3]), "time": before.time[:1] - 1, "event": np.array([0])}
     new |= {f"column:{name}": values[:1] for name, values in corpus.seq.columns.items()}
-    events.append(["100"], new, corpus.sids)
+    events.append(["100"], new)
     assert histories.get_events("100").item.tolist() == [3, *before.item.tolist()]
     assert not len(histories.get_events("nobody"))
     for user in (str(2**70), str(-(2**63) - 1), "é" * 512, "", "1.5", "\0"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet import yaml
-from nonet.deploy.serving import write_monitoring
+from nonet.deploy.run.manifests import write_monitoring
 from nonet.deploy.serving.service import ServerMetrics
 from nonet.deploy.serving.top import compute_figures, parse_metrics
 from tests.promtool import check_with_promtool, needs_promtool

@@ -9,7 +9,6 @@ from torch import nn
 
 from nonet.embedding.modules.collection import (
     EmbeddingBagCollection,
-    EmbeddingCollection,
     LocalRowSource,
     ReaderRowSource,
     TableConfig,
@@ -149,24 +148,6 @@ def test_steps_of_sgd_follow_torch_sgd(combiner):
         torch.testing.assert_close(
             source.pull(name, every), torch_model.bags[name].weight.data, rtol=1e-5, atol=1e-6
         )
-
-
-def test_positions_are_torch_embedding_with_its_gradients_bit_for_bit():
-    configs = {"item": TableConfig(TableSpec(8, "sgd", LR), ("item",))}
-    source = world(configs)
-    theirs = nn.Embedding.from_pretrained(source.pull("item", torch.arange(50)).clone(), freeze=False)
-    asked = batch()["history"]
-    ours = EmbeddingCollection(configs, source)
-    found = ours({"item": asked})["item"]
-    assert torch.equal(found.offsets, asked.offsets)
-    rows = theirs(asked.values)
-    assert torch.equal(found.values, rows)
-    weight = torch.from_numpy(rng(2, "w").standard_normal(rows.shape, np.float32))
-    (found.values * weight).sum().backward()
-    (rows * weight).sum().backward()
-    ours.push(1)
-    expected = theirs.weight.data - LR * theirs.weight.grad
-    assert torch.equal(source.pull("item", torch.arange(50)), expected)
 
 
 class Counting(LocalRowSource):

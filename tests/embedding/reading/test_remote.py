@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nonet.embedding.reading.publisher import HotKeyCounter, VersionPublisher
+from nonet.embedding.reading.publisher import VersionPublisher
 from nonet.embedding.reading.reader import ReplicaReader, join_updates
 from nonet.embedding.reading.remote import PublishedVersion, RemoteReader
 from nonet.embedding.slices import SliceMap
@@ -112,52 +112,6 @@ def test_rows_may_travel_in_fewer_bits(shards, wire, error):
     reader = RemoteReader(SPECS, shards.published, wire=wire)
     # Rows are below 2 in size; int8 keeps 1/254 of a row's largest value, bf16 8 bits.
     assert torch.allclose(reader.read_rows("item", KEYS), shards.live(KEYS), atol=error)
-
-
-def test_a_hot_set_answers_without_a_call(shards):
-    hot = ReplicaReader(SPECS)
-    reader = RemoteReader(SPECS, shards.published, hot=hot)
-    for _ in range(3):
-        reader.read_rows("item", KEYS[:10])
-        reader.refresh()
-    hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
-    calls = reader.calls
-    assert torch.equal(reader.read_rows("item", KEYS[:10]), shards.live(KEYS[:10]))
-    assert reader.calls == calls
-    mixed = torch.cat([KEYS[5:15], KEYS[:3]])
-    assert torch.equal(reader.read_rows("item", mixed), shards.live(mixed))
-    assert reader.asked == 3 * 10 + 5
-    shards.train(KEYS)
-    shards.publish(2)
-    reader.refresh()  # the hot set is a version behind: it must not answer
-    assert torch.equal(reader.read_rows("item", KEYS[:10]), shards.live(KEYS[:10]))
-
-
-def test_a_hot_set_that_moves_on_under_a_batch_does_not_mix_versions(shards, monkeypatch):
-    hot = ReplicaReader(SPECS)
-    reader = RemoteReader(SPECS, shards.published, hot=hot)
-    reader.read_rows("item", KEYS[:10])
-    reader.refresh()
-    hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
-    before, fetch = shards.live(KEYS), reader._fetch
-
-    def as_the_hot_set_moves_on(*asked):
-        shards.train(KEYS)
-        shards.publish(2)
-        hot.apply(join_updates([publisher.make_hot_update(10) for publisher in shards.publishers]))
-        fetch(*asked)
-
-    monkeypatch.setattr(reader, "_fetch", as_the_hot_set_moves_on)
-    assert torch.equal(reader.read_rows("item", KEYS), before)
-    assert (hot.version, reader.version) == (2, 1)
-
-
-def test_hot_keys_are_the_frequent_ones():
-    counted = HotKeyCounter(room=20)
-    source = np.random.default_rng(3)
-    for _ in range(50):
-        counted.count_keys(np.concatenate([np.repeat(np.arange(5), 10), source.integers(100, 100_000, 30)]))
-    assert sorted(counted.get_hottest(5).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_a_replica_follows_deltas_and_a_late_joiner_gets_everything_while_training_goes_on(shards):
@@ -306,7 +260,7 @@ def test_after_an_eviction_between_two_versions_a_replica_holds_exactly_the_live
     replica.apply(update)
     keys = torch.cat([old, new])
     live = world.tables["item"].lookup(keys, train=False)
-    there = replica.find_rows("item", keys.numpy(), 2)[1]
+    there = replica._live["item"]._contains(keys.numpy())
     held = world.histories["item"].open().read_rows(keys.numpy())[1]
     assert not held[: len(old)].any(), "all old rows were evicted"
     np.testing.assert_array_equal(there, held)

@@ -13,7 +13,7 @@ from nonet.embedding.tables.factory import make_table
 from nonet.embedding.tables.numpy_table import NumPyTable
 from nonet.embedding.tables.protocol import SparseTable
 from nonet.embedding.tables.spec import TableSpec
-from nonet.embedding.tiers.tiered_table import TieredTable, make_tiered_factory, report
+from nonet.embedding.tiers.tiered_table import TieredTable, report
 from nonet.embedding.tiers.tiers import TierSettings
 from nonet.embedding.training.sharded_tables import ShardedTables
 from nonet.errors import ConfigError, DataError
@@ -205,7 +205,11 @@ def test_a_sparse_world_trains_saves_and_reads_on_tiered_tables(tmp_path):
 
     spec = {"item": TableSpec(8, optimizer="adam")}
     tiers = TierSettings(device_rows=40, host_rows=120, folder=str(tmp_path / "cold"))
-    world, alone = ShardedTables(spec, seed=7, make=make_tiered_factory(tiers)), ShardedTables(spec, seed=7)
+
+    def make_tiered(name, spec, seed):
+        return TieredTable.from_host(make_table(name, spec, seed), tiers)
+
+    world, alone = ShardedTables(spec, seed=7, make=make_tiered), ShardedTables(spec, seed=7)
     for step, keys, grads in batches(20, 8, KEYS):
         asked = torch.from_numpy(keys)
         assert torch.equal(world.pull("item", asked), alone.pull("item", asked))

@@ -93,7 +93,7 @@ def test_readers_get_the_published_rows_while_rows_move_and_train(thread_worlds)
         for publisher in publishers:
             publisher.publish(version)
         shards = [publisher.read_rows for publisher in publishers]
-        published = PublishedVersion(version, publishers[0].slices, shards)
+        published = PublishedVersion(version, worlds[1].slices, shards)
 
     def read(reader):
         while not over.is_set():

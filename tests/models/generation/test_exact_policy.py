@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from nonet.bench.rl.exact import compute_expected_reward
 from nonet.models.generation import MEMORY_WEIGHTS, Trie, Votes, attach
 from nonet.models.generation.logprob import log_prob_from
 from nonet.random import rng
-from nonet.rl.policy import compute_expected_reward
 
 CODES, ITEMS, USERS = (5, 4, 3), 40, 6
 

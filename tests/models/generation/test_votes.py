@@ -34,6 +34,8 @@ def _sequences(users=60, longest=40, seed=1, repeats=ALLOW, held_out=2) -> Seque
         time=np.sort(draw.integers(0, 10**6, total)),
         event=draw.integers(0, 2, total).astype(np.int32),
         split=split,
+        user_key=np.arange(users),
+        item_key=np.arange(ITEMS),
         event_names=("view", "buy"),
         repeats=repeats,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from nonet.models.ranking.kinds import ItemCategories
@@ -20,7 +21,9 @@ def _jagged(*rows) -> Jagged:
 
 
 def _quality(lists, histories, k=2, names=NAMES, occurs=(8, 4, 2, 1, 0, 1)):
-    quality = ListQuality(np.array(occurs), k, ItemCategories.from_names(names))
+    quality = ListQuality(
+        np.array(occurs), k, ItemCategories.from_column(pa.array(names, pa.list_(pa.string())))
+    )
     quality.add(np.array(lists), _jagged(*histories))
     return quality.summarise()
 

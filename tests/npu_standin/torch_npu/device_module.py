@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import resource
 
 import torch
 
@@ -48,16 +46,6 @@ class Npu:
 
     def manual_seed_all(self, seed: int) -> None:
         """Random numbers are drawn by the CPU's generator, which torch.manual_seed has seeded."""
-
-    def memory_allocated(self) -> int:
-        return 0
-
-    def max_memory_allocated(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def mem_get_info(self) -> tuple[int, int]:
-        page = os.sysconf("SC_PAGE_SIZE")
-        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]

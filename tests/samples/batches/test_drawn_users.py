@@ -25,6 +25,8 @@ def seq():
         time=np.zeros(events, np.int64),
         event=np.zeros(events, np.int32),
         split=np.full(events, TEST, np.int8),
+        user_key=np.arange(USERS),
+        item_key=np.arange(1),
     )
 
 

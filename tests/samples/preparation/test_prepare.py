@@ -514,12 +514,3 @@ def test_times_take_32_bits_on_disk_where_all_fit_and_read_as_64(tmp_path, shift
     for read in (prepared.time[places], prepared.time[5:9], np.asarray(prepared.slice_users(1, 3).time)):
         assert read.dtype == np.int64
     assert prepared.slice_users(1, 3).time[:2].tolist() == built.slice_users(1, 3).time[:2].tolist()
-
-
-def test_sequences_of_format_3_whose_times_take_64_bits_are_read(tmp_path):
-    built, prepared, *_ = _both(_options(_written(tmp_path / "log", _log(5))), tmp_path / "out")
-    (folder,) = (tmp_path / "out").glob("sequences-*")
-    np.save(folder / "time.npy", np.asarray(prepared.time))
-    meta = folder / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 4', '"format": 3'))
-    _same(built, Sequences.load(folder))

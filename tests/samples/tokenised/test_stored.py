@@ -1,14 +1,10 @@
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
 from nonet.samples.sequences import build_sequences
-from nonet.samples.stores import create_store
 from nonet.samples.tokenised import StoredSequences
-from nonet.samples.tokenised.stored import _make_rows as stored_rows
 
 FOLDERS = {"sequences": "/x/sequences-0a1b2c3d", "sids": "/x/sids-99887766"}
 
@@ -28,20 +24,20 @@ def sequences(text: bool = False):
     )
     split = {"use": "leave_last_out", "valid": 1, "test": 1}
     seq, _ = build_sequences(table, None, split=split, targets={"rl": "event == 'buy'"})
-    return seq, rng.integers(0, 8, (len(seq.item_key), 3))
+    return seq
 
 
 @pytest.mark.parametrize("use", ["{}/s", "lmdb:{}/s"])
 @pytest.mark.parametrize("text", [False, True])
 def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_path, use, text):
-    seq, sids = sequences(text)
+    seq = sequences(text)
     stored = StoredSequences(use=use.format(tmp_path))
     assert stored.write(seq, FOLDERS) == f"{use.format(tmp_path)}-0a1b2c3d-99887766"
     stored.write(seq, FOLDERS)  # a resumed run
     events = stored.open_events(FOLDERS, seq)
     someone = seq.user_id[4]
     new = {"item": np.array([7, 9]), "time": np.array([5, 6]), "event": np.array([0, 1])}
-    assert events.append([someone, "99999"], new, sids) == 2
+    assert events.append([someone, "99999"], new) == 2
     read = stored.open_events(FOLDERS, seq).load_sequences()
     for name in ("item", "time", "event", "split", "user_id", "offsets"):
         assert getattr(read, name).tolist() == getattr(seq, name).tolist(), name
@@ -58,7 +54,7 @@ def test_every_event_comes_back_bit_for_bit_also_after_others_were_appended(tmp_
 
 def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("nonet.samples.tokenised.stored._PART_EVENTS", 50)
-    seq, _ = sequences()
+    seq = sequences()
     stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     events = stored.open_events(FOLDERS, seq)
@@ -83,10 +79,10 @@ def test_events_are_mapped_and_read_from_the_store_a_few_users_at_a_time(tmp_pat
 
 
 def test_a_copy_that_fails_leaves_no_files(tmp_path):
-    seq, _ = sequences()
+    seq = sequences()
     stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
-    other, _ = sequences()
+    other = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
     with pytest.raises(DataError, match="user 1000 is missing"):
         stored.open_events(FOLDERS, other).load_sequences(tmp_path / "artifacts" / "stored-1")
@@ -94,31 +90,17 @@ def test_a_copy_that_fails_leaves_no_files(tmp_path):
 
 
 def test_semantic_ids_are_not_written(tmp_path):
-    seq, _ = sequences()
+    seq = sequences()
     stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
     assert "sid" not in stored.open_events(FOLDERS, seq).store.schema.names
 
 
-def test_a_store_of_an_earlier_version_that_holds_semantic_ids_is_read_and_appended_to(tmp_path):
-    seq, sids = sequences()
-    stored = StoredSequences(use=str(tmp_path / "s"))
-    rows = stored_rows(seq, 0, len(seq))
-    lists = [sids[seq.item[first:last]].reshape(-1) for first, last in pairwise(seq.offsets.tolist())]
-    rows = rows.append_column("sid", pa.array(lists, pa.list_(pa.int32())))
-    store = create_store(stored.make_address(FOLDERS), rows.schema, key=pa.int64())
-    store.put(seq.user_id, rows)
-    store.close()
-    assert stored.open_events(FOLDERS, seq).load_sequences().item.tolist() == seq.item.tolist()
-    new = {"item": np.array([7]), "time": np.array([5]), "event": np.array([0])}
-    assert stored.open_events(FOLDERS, seq).append([seq.user_id[0]], new, sids) == 1
-
-
 def test_a_user_who_is_missing_is_named(tmp_path):
-    seq, _ = sequences()
+    seq = sequences()
     stored = StoredSequences(use=str(tmp_path / "s"))
     stored.write(seq, FOLDERS)
-    other, _ = sequences()
+    other = sequences()
     other.__dict__["user_id"] = other.user_id + 1000
     with pytest.raises(DataError, match="user 1000 is missing; run the tokenise stage again"):
         stored.open_events(FOLDERS, other).load_sequences()

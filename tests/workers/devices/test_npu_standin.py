@@ -49,7 +49,6 @@ def test_every_operation_is_listed_here(told):
     assert set(told["same"]) == set(OPERATIONS)
     assert told["claimed"] == "npu:0"
     assert told["asked"] >= 40  # different operations
-    assert told["total"] > 0
 
 
 def test_what_an_npu_refuses_is_refused(told):

@@ -27,7 +27,6 @@ class FakeModule(types.ModuleType):
     def __init__(self):
         super().__init__("torch.fake")
         self.calls = []
-        self.Stream = lambda: "a stream"
 
     def is_available(self):
         return True
@@ -41,20 +40,8 @@ class FakeModule(types.ModuleType):
     def synchronize(self):
         self.calls.append(("synchronize",))
 
-    def mem_get_info(self):
-        return 60, 100
-
-    def memory_allocated(self):
-        return 30
-
-    def max_memory_allocated(self):
-        return 35
-
     def manual_seed_all(self, seed):
         self.calls.append(("seed", seed))
-
-    def stream(self, stream):
-        return stream
 
 
 @pytest.fixture
@@ -114,12 +101,8 @@ def test_the_host_is_always_there():
     assert host.claim() == "cpu"
     host.check_collectives()
     host.synchronize()
-    memory = host.measure_memory()
-    assert 0 < memory.used <= memory.peak < memory.total
-    assert 0 < memory.free < memory.total
-    with host.stream():
-        host.seed(5)
-        first = torch.rand(3)
+    host.seed(5)
+    first = torch.rand(3)
     host.seed(5)
     assert torch.equal(first, torch.rand(3))
 
@@ -142,9 +125,6 @@ def test_a_registered_vendor_is_used_as_the_shipped_ones_are(vendor):
     assert kind.get_collective_backends() == "cpu:gloo,maia:gloo"
     kind.synchronize()
     kind.seed(9)
-    memory = kind.measure_memory()
-    assert (memory.used, memory.peak, memory.free, memory.total) == (30, 35, 60, 100)
-    assert kind.stream() == "a stream"
     assert module.calls == [("set_device", 0), ("synchronize",), ("seed", 9)]
 
 

@@ -16,7 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from likes_world import HOUR, hash_files, make_likes, make_requests, open_click_data
+from likes_world import (
+    HOUR,
+    hash_files,
+    load_scorer,
+    make_likes,
+    make_request,
+    make_requests,
+    open_click_data,
+)
 
 import nonet
 from nonet.controller.record.checkpoint import Checkpoints
@@ -24,7 +32,6 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
-from nonet.models.clicks.scorer import ClickScorer
 from nonet.samples.sequences.sequences import TEST
 
 RANKERS = Path(__file__).parents[4] / "examples" / "keras" / "rankers.py"
@@ -130,7 +137,7 @@ def test_a_checkpoint_predicts_the_stored_probabilities_and_sees_neighbours_of_p
 def check_scorer(path: str | Path) -> None:
     """Check a scorer of the newest checkpoint of a run: stored probabilities, and neighbours of newer events."""
     run = RunFolder(Path(path))
-    scorer = ClickScorer.load(Checkpoints(run.checkpoints).find_newest()[0])
+    scorer = load_scorer(Checkpoints(run.checkpoints).find_newest()[0])
     assert scorer.model.setup.sequences == {"liked": 8, "near": 8}
     clicks = open_click_data(run).label_events("train")
     answers = scorer.score(make_requests(scorer, clicks, clicks.find_rows(TEST)))
@@ -140,7 +147,9 @@ def check_scorer(path: str | Path) -> None:
     np.testing.assert_allclose([each[0] for each in answers], expected, atol=1e-6)
 
     def score(time: int, *events: dict) -> list[float]:
-        request = scorer.make_request(777, [1001, 1002], time=time, history=list(events), values={"age": 3.0})
+        request = make_request(
+            scorer, 777, [1001, 1002], time=time, history=list(events), values={"age": 3.0}
+        )
         return list(scorer.score([request])[0])
 
     # Without a label and of an unknown user, so that events are neither liked nor disliked, but edges of the graph.

@@ -76,23 +76,6 @@ class LapTimer:
         }
 
 
-def measure_median_s(work: Callable[[], Any], laps: int, clock: Clock = time.perf_counter) -> float:
-    """Return the median duration of a call in seconds, after one warm-up call.
-
-    Args:
-        work: The call to measure.
-        laps: The number of measured calls.
-        clock: The clock, in seconds.
-    """
-    work()
-    seconds = []
-    for _ in range(laps):
-        began = clock()
-        work()
-        seconds.append(clock() - began)
-    return statistics.median(seconds)
-
-
 def measure_in_turns(
     calls: Mapping[str, Callable[[], Any]], rounds: int, *, warm: int = 0, rotate: bool = False
 ) -> dict[str, LapTimer]:

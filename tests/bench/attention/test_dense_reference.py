@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nonet.attention.masks.mask import UniMask
-from nonet.attention.torch_backends.dense_reference import attend_reference
+from nonet.bench.attention.dense_reference import attend_reference
 
 
 def attended(mask, scores, values, **options):
