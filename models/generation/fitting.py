@@ -29,17 +29,9 @@ FIT_GRID = (
 )
 _REFINEMENTS = 3  # Number of finer grids.
 _MAX_WEIGHTS = (0.98, 1.5, 2.5)  # Upper limits of l, b and c.
-_SIGNAL_GRID = (
-    0.0,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-)  # Values of a signal's weight g in the first search.
-_SIGNAL_STEPS = (0.12, 0.06)  # Steps of the finer searches.
+# Values of a signal's weight g in the first search.
+_SIGNAL_GRID = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SIGNAL_STEPS = (0.5, 0.25, 0.12)  # Steps of the finer searches.
 _SIGNAL_ROUNDS = 2  # Number of times that each g, then (l, b, c) is fitted, given the others.
 
 

@@ -63,7 +63,17 @@ def test_votes_are_those_of_the_transition_counter():
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"events": ("buy",)}, {"half_life_s": 2e5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"events": ("buy",)},
+        {"half_life_s": 2e5},
+        {"reverse": 0.3, "reach": 6},
+        {"reverse": 0.5, "events": ("buy",), "half_life_s": 2e5},
+    ],
+    ids=str,
+)
 def test_nobody_votes_with_their_own_future(options):
     """At training positions, repeats among them: the votes of counts refitted without the user's events from there on."""
     seq, count = _sequences(), CountOptions(neighbours=ITEMS, **options)
@@ -133,6 +143,11 @@ def test_a_prompt_without_history_has_no_votes():
     assert (votes.leaf[0] == -1).all()
     assert float(votes.weight[0].sum()) == 0.0
     assert (votes.leaf[1] >= 0).any()
+
+
+def test_the_newest_event_votes_with_one_and_older_ones_with_a_power_of_their_age():
+    assert VoteOptions(decay=0.7).weigh_ages(np.arange(3)) == pytest.approx([1, 2**-0.7, 3**-0.7])
+    assert VoteOptions(fade=0.5).weigh_ages(np.arange(3)) == pytest.approx([1, 0.5, 0.25])
 
 
 def test_an_event_kind_that_is_not_there_is_one_line():
