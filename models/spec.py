@@ -193,7 +193,7 @@ class ModelSpec:
         Args:
             graphs: Names of the graphs of the scenario.
         """
-        return ("popularity", "transition_counter")
+        return ("popularity", "transition_counter", "attribute_counter")
 
     @staticmethod
     def list_tasks(scenario: Any) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from .signals import list_signal_files as list_signal_files
 from .signals import open_signals as open_signals
 from .topk import select_top_k as select_top_k
 from .trie import Trie as Trie
+from .votes import VoteCounter as VoteCounter
 from .votes import VoteOptions as VoteOptions
 from .votes import Voters as Voters
 from .votes import Votes as Votes

@@ -99,6 +99,98 @@ class VoteOptions:
         return self.fade**age if self.decay is None else (age + 1.0) ** -self.decay
 
 
+class VoteCounter:
+    """Counts the votes of item transitions for prompts.
+
+    Args:
+        transitions: Counts of item transitions.
+        options: Options of the votes.
+    """
+
+    def __init__(self, transitions: Transitions, options: VoteOptions):
+        self._transitions, self._options = transitions, options
+
+    def count_votes(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item."""
+        n_items, table = len(self._transitions), self._transitions
+        voter_prompt, voter_item, voter_weight = self.weigh_voters(seq, users, positions)
+        positions = count_visible_events(seq, users, positions)
+        pair_key = voter_prompt * n_items + voter_item
+        own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair_key)
+        occurs = np.maximum(table.occurs[voter_item].astype(np.float64) - own_occurrences, 1e-12)
+        voter_weight = voter_weight / np.sqrt(occurs)
+        transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
+        lengths = np.diff(offsets)
+        keys = [np.repeat(voter_prompt, lengths) * n_items + table.item[transition]]
+        weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
+        for pair_index, item, weight in own_pairs:
+            keys.append(pair_key[pair_index] // n_items * n_items + item)
+            weights.append(-voter_weight[pair_index] * weight)
+        distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
+        vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
+        # Pairs whose every occurrence is subtracted leave a rounding error.
+        vote[vote < 1e-6 * vote.max(initial=0.0)] = 0
+        return distinct_keys // n_items, distinct_keys % n_items, vote
+
+    def weigh_voters(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the distinct (prompt, voter) pairs: prompt [Y], item [Y] and weight [Y], ordered by prompt and item."""
+        positions = count_visible_events(seq, users, positions)
+        distances = np.arange(1, self._options.last + 1)
+        prompt, age = np.nonzero(positions[:, None] >= distances)
+        event = seq.offsets[users[prompt]] + positions[prompt] - distances[age]
+        if self._transitions.options.events:
+            is_counted = select_kinds(seq, self._transitions.options)[event]
+            prompt, age, event = prompt[is_counted], age[is_counted], event[is_counted]
+        keys = prompt * len(self._transitions) + seq.item[event]
+        pair_key, pair_index = np.unique(keys, return_inverse=True)
+        weight = np.bincount(pair_index, weights=self._options.weigh_ages(age), minlength=len(pair_key))
+        return pair_key // len(self._transitions), pair_key % len(self._transitions), weight
+
+    def _count_own_events(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair_key: np.ndarray
+    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+        """Compute the part of the counts that comes from the users' own training events from the prompt's position on.
+
+        Held-out events were never counted.
+
+        Returns:
+            The part of n for each (prompt, voter) pair [Y], and that of c as arrays (index in `pair_key`, item, weight).
+        """
+        own_occurrences = np.zeros(len(pair_key))
+        prompts_in_training = np.flatnonzero(positions < seq.train_lengths[users])
+        if not len(prompts_in_training):
+            return own_occurrences, []
+        options, n_items = self._transitions.options, len(self._transitions)
+        start = seq.offsets[users[prompts_in_training]]
+        event, offsets = expand_ranges(start, start + seq.train_lengths[users[prompts_in_training]])
+        prompt = np.repeat(prompts_in_training, np.diff(offsets))
+        if options.events:
+            is_counted = select_kinds(seq, options)[event]
+            event, prompt = event[is_counted], prompt[is_counted]
+        is_unseen = event >= seq.offsets[users[prompt]] + positions[prompt]
+        weight = compute_decay(seq.time[event], self._transitions.until, options)
+        keys = prompt * n_items + seq.item[event]
+        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
+        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
+        np.add.at(own_occurrences, pair_index[is_voter & is_unseen], weight[is_voter & is_unseen])
+        own_pairs = []
+        for distance in range(1, options.reach + 1):
+            is_pair = (prompt[distance:] == prompt[:-distance]) & is_voter[:-distance] & is_unseen[distance:]
+            source = np.flatnonzero(is_pair)
+            pair_weight = weight[source + distance] / distance
+            own_pairs.append((pair_index[source], seq.item[event[source + distance]], pair_weight))
+            if options.reverse:
+                is_pair = (prompt[distance:] == prompt[:-distance]) & (is_voter & is_unseen)[distance:]
+                later = np.flatnonzero(is_pair) + distance
+                pair_weight = options.reverse * weight[later] / distance
+                own_pairs.append((pair_index[later], seq.item[event[later - distance]], pair_weight))
+        return own_occurrences, own_pairs
+
+
 class Voters:
     """Computes the votes of item transitions, and of nearest items, for prompts (users [P], positions [P]) of sequences.
 
@@ -117,6 +209,7 @@ class Voters:
         signals: ItemSignals | None = None,
     ):
         self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
+        self._counter = VoteCounter(transitions, self._options)
         self._rows: ItemRows | None = None
         self._signals = signals
 
@@ -170,9 +263,7 @@ class Voters:
             within: The `SubCatalogue` that voted items must belong to.
             similarity_weights: Weight of each signal beside the logarithm of an item's votes, by which voted leaves are selected.
         """
-        positions = count_visible_events(seq, users, positions)
-        voter_prompt, voter_item, voter_weight = self._weigh_voters(seq, users, positions)
-        prompt, item, vote = self._count_votes(seq, users, positions, voter_prompt, voter_item, voter_weight)
+        prompt, item, vote = self._counter.count_votes(seq, users, positions)
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = gather_masked_items(seq, users, positions) if hidden is None else hidden
         n_items = len(self._transitions)
@@ -188,7 +279,8 @@ class Voters:
         if self._signals is None:
             votes = self._select_best(prompt, leaf, vote, vote, len(users))
             return replace(votes, nearest=self._make_nearest(hidden))
-        profiles = self._signals.make_profiles(voter_prompt, voter_item, voter_weight, len(users))
+        voters = self._counter.weigh_voters(seq, users, positions)
+        profiles = self._signals.make_profiles(*voters, len(users))
         compare = _Comparison(profiles, np.asarray(self._trie.item_of_leaf))
         n_candidates = _CANDIDATES_PER_VOTE * self._options.width
         kept = _find_best(prompt, leaf, vote, n_candidates, len(users))
@@ -206,96 +298,6 @@ class Voters:
             return None
         assert self._rows is not None, "the rows of the items are read first"
         return NearestItems.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
-
-    def count_votes(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item."""
-        positions = count_visible_events(seq, users, positions)
-        return self._count_votes(seq, users, positions, *self._weigh_voters(seq, users, positions))
-
-    def _count_votes(
-        self,
-        seq: Sequences,
-        users: np.ndarray,
-        positions: np.ndarray,
-        voter_prompt: np.ndarray,
-        voter_item: np.ndarray,
-        voter_weight: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the result of `count_votes`, given the voters and their weights [Y]."""
-        n_items, table = len(self._transitions), self._transitions
-        pair_key = voter_prompt * n_items + voter_item
-        own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair_key)
-        occurs = np.maximum(table.occurs[voter_item].astype(np.float64) - own_occurrences, 1e-12)
-        voter_weight = voter_weight / np.sqrt(occurs)
-        transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
-        lengths = np.diff(offsets)
-        keys = [np.repeat(voter_prompt, lengths) * n_items + table.item[transition]]
-        weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
-        for pair_index, item, weight in own_pairs:
-            keys.append(pair_key[pair_index] // n_items * n_items + item)
-            weights.append(-voter_weight[pair_index] * weight)
-        distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
-        vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
-        # Pairs whose every occurrence is subtracted leave a rounding error.
-        vote[vote < 1e-6 * vote.max(initial=0.0)] = 0
-        return distinct_keys // n_items, distinct_keys % n_items, vote
-
-    def _weigh_voters(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the distinct (prompt, voter) pairs: prompt [Y], item [Y] and weight [Y], ordered by prompt and item."""
-        distances = np.arange(1, self._options.last + 1)
-        prompt, age = np.nonzero(positions[:, None] >= distances)
-        event = seq.offsets[users[prompt]] + positions[prompt] - distances[age]
-        if self._transitions.options.events:
-            is_counted = select_kinds(seq, self._transitions.options)[event]
-            prompt, age, event = prompt[is_counted], age[is_counted], event[is_counted]
-        keys = prompt * len(self._transitions) + seq.item[event]
-        pair_key, pair_index = np.unique(keys, return_inverse=True)
-        weight = np.bincount(pair_index, weights=self._options.weigh_ages(age), minlength=len(pair_key))
-        return pair_key // len(self._transitions), pair_key % len(self._transitions), weight
-
-    def _count_own_events(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair_key: np.ndarray
-    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-        """Compute the part of the counts that comes from the users' own training events from the prompt's position on.
-
-        Held-out events were never counted.
-
-        Returns:
-            The part of n for each (prompt, voter) pair [Y], and that of c as arrays (index in `pair_key`, item, weight).
-        """
-        own_occurrences = np.zeros(len(pair_key))
-        prompts_in_training = np.flatnonzero(positions < seq.train_lengths[users])
-        if not len(prompts_in_training):
-            return own_occurrences, []
-        options, n_items = self._transitions.options, len(self._transitions)
-        start = seq.offsets[users[prompts_in_training]]
-        event, offsets = expand_ranges(start, start + seq.train_lengths[users[prompts_in_training]])
-        prompt = np.repeat(prompts_in_training, np.diff(offsets))
-        if options.events:
-            is_counted = select_kinds(seq, options)[event]
-            event, prompt = event[is_counted], prompt[is_counted]
-        is_unseen = event >= seq.offsets[users[prompt]] + positions[prompt]
-        weight = compute_decay(seq.time[event], self._transitions.until, options)
-        keys = prompt * n_items + seq.item[event]
-        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
-        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
-        np.add.at(own_occurrences, pair_index[is_voter & is_unseen], weight[is_voter & is_unseen])
-        own_pairs = []
-        for distance in range(1, options.reach + 1):
-            is_pair = (prompt[distance:] == prompt[:-distance]) & is_voter[:-distance] & is_unseen[distance:]
-            source = np.flatnonzero(is_pair)
-            pair_weight = weight[source + distance] / distance
-            own_pairs.append((pair_index[source], seq.item[event[source + distance]], pair_weight))
-            if options.reverse:
-                is_pair = (prompt[distance:] == prompt[:-distance]) & (is_voter & is_unseen)[distance:]
-                later = np.flatnonzero(is_pair) + distance
-                pair_weight = options.reverse * weight[later] / distance
-                own_pairs.append((pair_index[later], seq.item[event[later - distance]], pair_weight))
-        return own_occurrences, own_pairs
 
     def _select_best(
         self, prompt: np.ndarray, leaf: np.ndarray, score: np.ndarray, vote: np.ndarray, n_prompts: int

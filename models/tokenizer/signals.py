@@ -25,7 +25,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 def check_signals(names: Sequence[str], items: pa.Table) -> None:
     """Raise DataError if a signal of the memory is no column of words of the item table."""
     columns = {field.name: field.type for field in items.schema}
-    usable = [name for name, dtype in columns.items() if name != "item_id" and holds_words(dtype)]
+    usable = list_word_columns(items)
     for name in names:
         if name not in usable:
             problem = f"is {columns[name]}" if name in columns else "is no column of the items"
@@ -33,6 +33,11 @@ def check_signals(names: Sequence[str], items: pa.Table) -> None:
                 f"model.memory.signals: {name!r} {problem}; a signal is a column of text or lists of text, and there "
                 f"{'are ' + join_names(usable) if usable else 'is none'}.{suggest_sentence(name, usable)}"
             )
+
+
+def list_word_columns(items: pa.Table) -> list[str]:
+    """Return the columns of an item table that hold text or lists of words."""
+    return [field.name for field in items.schema if field.name != "item_id" and holds_words(field.type)]
 
 
 def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:

@@ -109,7 +109,7 @@ def test_signals_are_read_as_they_were_written(tmp_path):
 def test_files_that_do_not_match_are_one_line(tmp_path, name, values):
     compute_signals(make_items(), NAMES).save(tmp_path)
     np.save(tmp_path / f"{name}.npy", values)
-    with pytest.raises(DataError, match="signals .*: the files do not match"):
+    with pytest.raises(DataError, match=r"signals .*: the files do not match"):
         ItemSignals.map(list_signal_files(tmp_path))
 
 
@@ -125,9 +125,9 @@ def test_missing_and_other_signals_are_one_line(tmp_path):
 
 
 def test_a_column_without_words_is_one_line():
-    with pytest.raises(DataError, match="'year' is double; a signal is .*there are title, kinds"):
+    with pytest.raises(DataError, match=r"'year' is double; a signal is .*there are title, kinds"):
         compute_signals(make_items(), ["year"])
-    with pytest.raises(DataError, match="'titel' is no column of the items.* Did you mean 'title'"):
+    with pytest.raises(DataError, match=r"'titel' is no column of the items.* Did you mean 'title'"):
         compute_signals(make_items(), ["titel"])
 
 

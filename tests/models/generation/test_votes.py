@@ -10,7 +10,7 @@ import pytest
 from nonet.errors import ConfigError
 from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.models.generation.trie import Trie
-from nonet.models.generation.votes import VoteOptions, Voters
+from nonet.models.generation.votes import VoteCounter, VoteOptions, Voters
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
@@ -55,7 +55,7 @@ def test_votes_are_those_of_the_transition_counter():
     seq = _sequences()
     users, positions = list_prompts(seq, TEST)
     counter = TransitionCounter(ITEMS).fit(seq)
-    voters = Voters(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), _trie())
+    voters = VoteCounter(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), VoteOptions())
     dense = _dense(voters.count_votes(seq, users, positions), len(users))
     said = counter.votes(seq, users, positions)
     assert dense == pytest.approx(
@@ -82,7 +82,7 @@ def test_nobody_votes_with_their_own_future(options):
     newest = seq.time == table.until  # the end that ages are told from stays in
     chosen = rng(2, "chosen").choice(len(every_user), 200, replace=False)
     users, positions = every_user[chosen], every_position[chosen]
-    told = _dense(Voters(table, _trie()).count_votes(seq, users, positions), len(users))
+    told = _dense(VoteCounter(table, VoteOptions()).count_votes(seq, users, positions), len(users))
     repeats = 0
     for row, (user, position) in enumerate(zip(users, positions, strict=True)):
         first, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
@@ -91,7 +91,7 @@ def test_nobody_votes_with_their_own_future(options):
         split = seq.split.copy()
         split[first + position : end] = TEST
         without = Transitions.fit(replace(seq, split=split), ITEMS, count)
-        expected = Voters(without, _trie()).count_votes(
+        expected = VoteCounter(without, VoteOptions()).count_votes(
             replace(seq, split=split), np.array([user]), np.array([position])
         )
         assert told[row] == pytest.approx(_dense(expected, 1)[0], abs=1e-6), (user, position)
