@@ -9,9 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
@@ -284,6 +284,9 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     return model
 
 
+_FADE = 0.6  # the default of a memory's `fade`
+
+
 class Memory(StrictModel):
     """A memory of items that voters vote for, mixed with the model's scores (`nonet.models.generation.memory`)."""
 
@@ -302,7 +305,7 @@ class Memory(StrictModel):
     fade: Annotated[
         float,
         Field(gt=0, le=1, description="decay: the vote of an event relative to that of the next newer one"),
-    ] = 0.6
+    ] = _FADE
     decay: Annotated[
         float | None,
         Field(gt=0, description="the k-th newest event votes with weight k^-decay, instead of `fade`"),
@@ -340,14 +343,21 @@ class Memory(StrictModel):
             raise ValueError("voters must be transitions, or transitions and nearest, each once")
         return voters
 
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        """Check that the weights of events are defined once, and that no signal is listed twice."""
-        if self.decay is not None and "fade" in self.model_fields_set:
+    @field_validator("decay")
+    @classmethod
+    def _check_decay(cls, decay: float | None, info: ValidationInfo) -> float | None:
+        """Check that the weights of events are defined once."""
+        if decay is not None and info.data.get("fade", _FADE) != _FADE:
             raise ValueError("fade and decay both weigh a user's newest events; give one of them")
-        if len(set(self.signals)) < len(self.signals):
+        return decay
+
+    @field_validator("signals")
+    @classmethod
+    def _check_signals(cls, signals: list[str]) -> list[str]:
+        """Check that no signal is listed twice."""
+        if len(set(signals)) < len(signals):
             raise ValueError("name each signal once")
-        return self
+        return signals
 
 
 class Model(Replaceable):
