@@ -8,8 +8,8 @@
 Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that names
 them; `transitions` and `items` are functions that return the run's counts of transitions and its item table. A baseline whose
 scores differ between prompts in few items may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without [P, I].
-A baseline may describe its training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes
-may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
+A baseline may describe its training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. If its training takes
+minutes, it may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def fit_signals(
         for k in range(n_signals):
             for values in (
                 lambda: _SIGNAL_GRID,
-                *(partial(_surround, signal_weights, k, step) for step in _SIGNAL_STEPS),
+                *(partial(_list_values_around, signal_weights, k, step) for step in _SIGNAL_STEPS),
             ):
                 candidates = [[*signal_weights[:k], value, *signal_weights[k + 1 :]] for value in values()]
                 scores = [float(likelihood([weights], candidate)[0]) for candidate in candidates]
@@ -187,6 +187,6 @@ def fit_signals(
     return weights, signal_weights
 
 
-def _surround(signal_weights: Sequence[float], k: int, step: float) -> list[float]:
+def _list_values_around(signal_weights: Sequence[float], k: int, step: float) -> list[float]:
     """Return the weight of signal k, and values one step below and above it."""
     return [round(max(0.0, signal_weights[k] + n * step), 4) for n in (0, -1, 1)]

@@ -23,6 +23,7 @@ from nonet.ranges import expand_ranges
 # Shapes: I items, K signals, F words of all signals, E (item, word) pairs, P prompts, Y (prompt, voter) pairs, Z (prompt, item)
 # pairs to compare.
 
+FORMAT = 1
 _ARRAYS = ("row", "word", "value")
 SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
     "signal_words": "signal_words.parquet"
@@ -59,7 +60,7 @@ class ItemSignals:
         folder = Path(folder)
         for name in _ARRAYS:
             np.save(folder / SIGNAL_FILES[f"signal_{name}"], getattr(self, name))
-        metadata = {f"signal {k}": name for k, name in enumerate(self.names)}
+        metadata = {"format": str(FORMAT), **{f"signal {k}": name for k, name in enumerate(self.names)}}
         pq.write_table(self.words.replace_schema_metadata(metadata), folder / SIGNAL_FILES["signal_words"])
 
     @classmethod
@@ -70,7 +71,7 @@ class ItemSignals:
             files: Path of each file by its name in `SIGNAL_FILES`.
 
         Raises:
-            DataError: A file cannot be read, or the files do not match.
+            DataError: A file cannot be read or is of a newer version, or the files do not match.
         """
         try:
             words = pq.read_table(files["signal_words"])
@@ -81,6 +82,10 @@ class ItemSignals:
                 f"signals {files['signal_words'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
         metadata = words.schema.metadata or {}
+        if (number := metadata.get(b"format", b"?").decode(errors="replace")) != str(FORMAT):
+            raise DataError(
+                f"signals {files['signal_words'].parent}: format {number}; this version reads {FORMAT}. Upgrade Nonet."
+            )
         names = tuple(
             metadata[key].decode()
             for k in range(len(metadata))

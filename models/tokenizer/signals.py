@@ -37,7 +37,7 @@ def check_signals(names: Sequence[str], items: pa.Table) -> None:
 
 def list_word_columns(items: pa.Table) -> list[str]:
     """Return the columns of an item table that hold text or lists of words."""
-    return [field.name for field in items.schema if field.name != "item_id" and holds_words(field.type)]
+    return [field.name for field in items.schema if field.name != "item_id" and has_words(field.type)]
 
 
 def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
@@ -167,7 +167,7 @@ def split_words(value: str | Sequence[object] | None) -> list[str]:
     return [str(word).lower() for word in value or () if word is not None]
 
 
-def holds_words(dtype: pa.DataType) -> bool:
+def has_words(dtype: pa.DataType) -> bool:
     """Return whether a column holds texts or lists of words; a list of floating-point numbers is a vector."""
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return not pa.types.is_floating(dtype.value_type)

@@ -17,7 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer.signals import holds_words, split_words
+from nonet.models.tokenizer.signals import has_words, split_words
 from nonet.models.tokenizer.sparse_matrix import compute_ppmi, compute_svd, compute_tfidf
 from nonet.models.tokenizer.text_sources import format_encoder, join_texts, list_encoders
 from nonet.samples.sequences import Sequences
@@ -187,7 +187,7 @@ def _compute_column_vectors(name: str, column: pa.ChunkedArray, dim: int, seed: 
         return _read_vectors(name, column)
     chunks = (column.slice(start, _CHUNK_TEXTS).to_pylist() for start in range(0, len(column), _CHUNK_TEXTS))
     values = (value for chunk in chunks for value in chunk)
-    if holds_words(column_type):
+    if has_words(column_type):
         return compute_svd(compute_tfidf(map(split_words, values)), dim, seed, name)
     raise DataError(
         f"tokenizer.vectors: column {name!r} is {column_type}; it must be text, a list of text, a vector (list of floats), "

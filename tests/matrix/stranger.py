@@ -328,7 +328,13 @@ VARIANTS: dict[str, Any] = {
     "disk": lambda shop, kind: {"data": {"prepare": "disk"}},
     "memory": lambda shop, kind: {
         "model": {
-            "memory": {"last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3, "signals": ["title", "categories"]}
+            "memory": {
+                "last": 10,
+                "decay": 1.0,
+                "reach": 6,
+                "reverse": 0.3,
+                "signals": ["title", "categories"],
+            }
         }
     },
     "no tables": lambda shop, kind: {},
