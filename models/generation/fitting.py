@@ -83,7 +83,7 @@ class HeldOutVotes:
         place_U = torch.where(is_target_UV.any(1), is_target_UV.int().argmax(1), -1)
         arrays = target_U.double(), leaves_UV.double(), votes.weight.double(), place_U, nearest_UV.double()
         similarity = None if votes.similarity is None else votes.similarity.double().cpu().numpy()
-        return cls(*(part.cpu().numpy() for part in arrays), similarity)
+        return cls(*(part.cpu().numpy() for part in arrays), similarity=similarity)
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOutVotes]) -> HeldOutVotes:

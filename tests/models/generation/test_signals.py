@@ -123,7 +123,7 @@ def test_missing_and_other_signals_are_one_line(tmp_path):
     pq.write_table(
         words.replace_schema_metadata({"format": "2", "signal 0": "kinds"}), tmp_path / "signal_words.parquet"
     )
-    with pytest.raises(DataError, match="format 2; this version reads 1. Upgrade Nonet"):
+    with pytest.raises(DataError, match=r"format 2; this version reads 1. Upgrade Nonet"):
         ItemSignals.map(list_signal_files(tmp_path))
     pq.write_table(pa.table({"other": [1]}), tmp_path / "signal_words.parquet")
     with pytest.raises(DataError, match="not readable"):
