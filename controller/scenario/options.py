@@ -86,7 +86,7 @@ class Data(StrictModel):
     events: Compress | None = None
     labels: Annotated[
         list[Labels],
-        BeforeValidator(_wrap_labels),
+        BeforeValidator(_wrap_labels, json_schema_input_type=Labels | list[Labels] | None),
         Field(
             description="labels that arrive later than their events, added as columns of the events: one, or a list"
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Union, cast
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     SerializeAsAny,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -43,7 +44,7 @@ from nonet.controller.scenario.options import Data, Init, StorageOptions, parse_
 from nonet.controller.scenario.roles import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
-from nonet.controller.scenario.stage import StageOptions, find_kind, parse_stage
+from nonet.controller.scenario.stage import STAGES, StageOptions, find_kind, parse_stage
 from nonet.deadlines import Deadlines
 from nonet.errors import ConfigError
 from nonet.models import Model
@@ -65,7 +66,10 @@ class Scenario(StrictModel):
 
     name: Word
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    storage: Annotated[StorageOptions | None, BeforeValidator(parse_storage)] = None
+    storage: Annotated[
+        StorageOptions | None,
+        BeforeValidator(parse_storage, json_schema_input_type=StorageOptions | str | None),
+    ] = None
     data: Data
     tokenizer: Tokenizer = Tokenizer()
     model: Model = Model()
@@ -83,7 +87,7 @@ class Scenario(StrictModel):
     deadlines: Deadlines = Deadlines()
     tracking: Annotated[
         dict[Word, Tracker] | None,
-        BeforeValidator(parse_trackers),
+        BeforeValidator(parse_trackers, json_schema_input_type=dict[str, Any] | None),
         Field(
             description="programs that receive the metrics of the run besides TensorBoard, by name: mlflow, wandb"
         ),
@@ -342,8 +346,18 @@ def _to_plain(scenario: Scenario) -> dict[str, Any]:
 
 
 def make_schema() -> dict[str, Any]:
-    """Return the JSON schema of a scenario's file: of `Scenario`, whose keys may also come from the scenario that it extends."""
+    """Return the JSON schema of a scenario's file, for editors.
+
+    It is that of `Scenario`, with the options of each kind of stage. Keys of sections may come from a scenario that the file
+    extends, so none is required there.
+    """
     schema = Scenario.model_json_schema()
+    kinds = [STAGES.get(name).options for name in STAGES.list_names()]
+    stages = TypeAdapter(dict[Word, Union[tuple(kinds)]]).json_schema()  # noqa: UP007  kinds are known when this runs
+    schema["$defs"] |= stages.pop("$defs")
+    schema["properties"]["stages"] |= stages
+    for definition in schema["$defs"].values():
+        definition.pop("required", None)
     schema["properties"] = {
         "extends": {
             "description": "the name of a shipped scenario or the path of a file, whose keys this file adds to and changes",

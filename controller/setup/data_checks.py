@@ -27,7 +27,7 @@ from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import (
     make_stage_setups,
 )
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
 from nonet.models.tokenizer import check_signals, check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
@@ -80,13 +80,16 @@ def check_data(
         if built.unknown is not None and checks.max_table_bytes is not None:
             note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
             checks.warnings += [note] if note else []
-        if built.labels and checks.max_table_bytes is not None:
-            note = describe_lost_labels(
-                {"label_files": {name: asdict(counts) for name, counts in built.labels.items()}}
-            )
-            checks.warnings += [note] if note else []
+        label_files = {name: asdict(counts) for name, counts in (built.labels or {}).items()}
+        note = describe_lost_labels({"label_files": label_files})
+        if note and checks.max_table_bytes is not None:
+            checks.warnings.append(note)
         event_columns = seq.feature_columns
-        check_sequences(seq, data)
+        try:
+            check_sequences(seq, data)
+        except DataError as error:
+            # Why a target holds for no event may be what happened to its labels.
+            raise DataError(f"{error}. {note}") if note else error from None
         joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
         ids = {"user": np.asarray(seq.user_id), "item": np.asarray(items["item_id"])}
     notes = (describe_rewritten_ids(role_ids, role) for role, role_ids in ids.items())

@@ -131,8 +131,22 @@ def _add_version(opened: OpenedRun, items_path: str | None, withdrawn_ids: Seque
         "added": len(new_items),
         "put back": int(is_put_back_I.sum()),
         "withdrawn": len(withdrawn_indices),
+        "without": _list_missing_columns(new_items, known_items),
     }
     return _record_version(folder, record)
+
+
+def _list_missing_columns(new_items: pa.Table, known_items: pa.Table) -> list[str]:
+    """Return the columns that no new item has a value in, and some known item does."""
+    if not len(new_items):
+        return []
+    return [
+        name
+        for name in known_items.column_names
+        if name not in ("item", "events")
+        and new_items[name].null_count == len(new_items)
+        and known_items[name].null_count < len(known_items)
+    ]
 
 
 def _record_version(folder: RunFolder, record: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def render_page(
         if curve.name == _VALIDATION_NATS and not beyond.has_tasks(report)
     }
     drawn_curves = [curve for curve in long_curves if curve.name != _VALIDATION_NATS]
+    # A model that makes no lists has none to describe; reports of earlier versions have no such part.
+    makes_lists = report.get("lists") != {}
     return load_template("report.html").render(
         name=report.get("name") or report.get("run") or "run",
         subtitle=_format_subtitle(report),
@@ -61,7 +63,7 @@ def render_page(
                 report,
                 "test",
                 "exhaustive",
-                "Every test event scored" if report.get("lists") == {} else "Every catalogue item scored",
+                "Every catalogue item scored" if makes_lists else "Every test event scored",
             ),
             tables.build_score_table(report, "test", "beam", "By beam search"),
             tables.build_score_table(
@@ -75,6 +77,9 @@ def render_page(
             tables.build_score_table(report, "valid", search, f"Validation, {search}")
             for search in ("exhaustive", "beam")
         ],
+        protocol="Full ranking of the catalogue."
+        if makes_lists
+        else "The label of every test event is predicted.",
         sampled=beyond.format_sampled_note(report),
         repeats=describe_repeats(report.get("data") or {}),
         forest=Markup(draw_forest_plot(headline_differences)) if headline_differences else "",

@@ -42,6 +42,7 @@ from nonet.controller.setup import (
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
+from nonet.deploy.run.steer import describe_stop
 from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
 from nonet.storage import (
     OPENING_TIMEOUT_S,
@@ -494,11 +495,13 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
         return (
             f"{run} has no controller; stopped its {stopped_count} remaining processes and placement groups"
         )
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s, has_finished = time.monotonic() + timeout_s, False
     try:
         ray.get(controller.stop.remote(), timeout=_ANSWER_TIMEOUT_S)
         while time.monotonic() < deadline_s:
-            if ray.get(controller.poll.remote(0), timeout=_ANSWER_TIMEOUT_S)["outcome"]:  # pyright: ignore[reportCallIssue, reportArgumentType]
+            outcome = ray.get(controller.poll.remote(0), timeout=_ANSWER_TIMEOUT_S)["outcome"]  # pyright: ignore[reportCallIssue, reportArgumentType]
+            if outcome:
+                has_finished = outcome["state"] == "done"
                 break
             time.sleep(_POLL_S)
     except (RayActorError, GetTimeoutError):
@@ -506,7 +509,7 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
     with contextlib.suppress(Exception):
         ray.kill(controller, no_restart=True)
     reap_run(run)
-    return f"stopped {run}"
+    return describe_stop(run, has_finished=has_finished)
 
 
 @contextmanager

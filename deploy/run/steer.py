@@ -171,7 +171,14 @@ def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float 
     if not _wait_until(lambda: not is_running(folder), timeout_s):
         return f"{folder.id} stops after its current step; it has not ended within {timeout_s:g} s"
     folder.stop_request.unlink(missing_ok=True)
-    return f"stopped {folder.id}"
+    return describe_stop(folder.id, has_finished=folder.report.exists())
+
+
+def describe_stop(run: str, *, has_finished: bool) -> str:
+    """Return the answer to a request to stop a run, which may have finished instead."""
+    if has_finished:
+        return f"{run} has finished: only its end was left when it was asked to stop"
+    return f"stopped {run}"
 
 
 def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -43,6 +43,10 @@ def add(
         f"{record[name]:,} {name}" for name in ("added", "put back", "withdrawn") if record[name]
     )
     print(f"catalogue {record['number']} ({record['version']}): {record['items']:,} items; {changes}")
+    if without := record["without"]:
+        print(
+            f"the new items have no {', '.join(without)}, by which others are known: has {table} these columns?"
+        )
 
 
 UseArg = Annotated[

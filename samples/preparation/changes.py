@@ -90,8 +90,11 @@ class LogChanges:
         return replace(table_format, keeps_fractions=bool(self.labels))
 
     def open_labels(self, table_format: TableFormat) -> list[EventLog]:
-        """Open the label files, whose columns of users, items and times are named as in the log."""
-        return [EventLog(options.path, _select_roles(table_format), table=_LABELS) for options in self.labels]
+        """Open the label files, whose columns of users, items and times are named as in the log unless they say otherwise."""
+        return [
+            EventLog(options.path, _select_roles(table_format, options), table=_LABELS)
+            for options in self.labels
+        ]
 
     def attach_labels(
         self, events: pa.Table, table_format: TableFormat, where: str | None
@@ -107,7 +110,7 @@ class LogChanges:
             if not len(events):
                 raise DataError(f"data.where: {where!r} matches no interaction.")
         for options in self.labels:
-            labels = read_interactions(options.path, _select_roles(table_format), table=_LABELS)
+            labels = read_interactions(options.path, _select_roles(table_format, options), table=_LABELS)
             events, counts[options.name] = attach_label(events, labels, options, period_s=self.period_s)
         if self.labels and self.drop_unlabelled:
             events = drop_unlabelled_events(events, self.labels, required=True)
@@ -142,7 +145,7 @@ class LogChanges:
         label_values = [
             value
             for options, log in zip(self.labels, labels, strict=True)
-            for value in (options.model_dump(), log.compute_hash())
+            for value in (options.to_fingerprint(), log.compute_hash())
         ]
         return {
             "labels": label_values or None,
@@ -156,13 +159,14 @@ def filter_events(events: pa.Table, where: str | None) -> pa.Table:
     return events.filter(compile_condition(where, events.schema, name="data.where")) if where else events
 
 
-# What a label file has, by role or by Nonet's name.
-_LABEL_ROLES = frozenset({"user", "item", "time", *(ROLES[role] for role in ("user", "item", "time"))})
-
-
-def _select_roles(table_format: TableFormat) -> TableFormat:
+def _select_roles(table_format: TableFormat, options: Labels) -> TableFormat:
     """Return a table format with the columns of users, items and times alone, as a label file has them."""
-    columns = {role: source for role, source in table_format.columns.items() if role in _LABEL_ROLES}
+    columns: dict[str, str] = {}
+    for role in ("user", "item", "time"):
+        # The log names a column by its role or by Nonet's name.
+        names = [table_format.columns[key] for key in (role, ROLES[role]) if key in table_format.columns]
+        if source := options.columns.get(role) or next(iter(names), None):
+            columns[role] = source
     return replace(table_format, columns=columns, keeps_fractions=True)
 
 

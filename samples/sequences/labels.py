@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -66,29 +66,37 @@ def is_task(target: str) -> bool:
 class Labels(StrictModel):
     """What happened later to events, such as purchases after clicks (`nonet.samples.sequences.add_labels`)."""
 
-    path: Annotated[
-        str, Field(description="a table of user_id, item_id and timestamp, named as in the interactions")
-    ]
+    path: Annotated[str, Field(description="a table of users, items and times")]
     within: Annotated[Seconds, Field(ge=1, description="how long after its event a label counts")]
     name: Annotated[
         Word,
         Field(description="the column that events get: 1, 0, or not known where the window is not over"),
     ] = "label"
+    columns: Annotated[
+        dict[Literal["user", "item", "time"], str],
+        Field(description="names of the columns of the table; by default as in the interactions"),
+    ] = {}
+
+    def to_fingerprint(self) -> dict[str, Any]:
+        """Return the values that, with the table, determine the labels."""
+        return self.model_dump(exclude=set() if self.columns else {"columns"})
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCounts:
-    """How many rows of a label file found an event.
+    """How many rows of a label file found an event, and how many events wait for theirs.
 
     Attributes:
         rows: Number of rows.
         no_event: Rows whose user has no event with the item until then.
         too_late: Rows that came after the window of the newest such event.
+        unknown: Events whose window has not ended, so that their label is unknown.
     """
 
     rows: int = 0
     no_event: int = 0
     too_late: int = 0
+    unknown: int = 0
 
     def __add__(self, other: LabelCounts) -> LabelCounts:
         return LabelCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
@@ -151,7 +159,8 @@ def attach_label(
         known_from_R, event[in_time], time_L[has_event_L][in_time]
     )  # the oldest of an event's label rows
     value_R[still_open_R], known_from_R[still_open_R], end_R[still_open_R] = np.nan, NEVER, NEVER
-    counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()))
+    n_unknown = int(still_open_R.sum())
+    counts = LabelCounts(len(labels), int((~has_event_L).sum()), int((~in_time).sum()), n_unknown)
     labelled = log.append_column(options.name, pa.array(value_R))
     labelled = labelled.append_column(LABEL_TIME + options.name, pa.array(known_from_R))
     return labelled.append_column(LABEL_END + options.name, pa.array(end_R)), counts
@@ -361,7 +370,11 @@ def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:
     for name in ("user_id", "item_id"):
         log_type, label_type = (schema.field(name).type for schema in (log, labels))
         if log_type != label_type:
-            raise DataError(f"data.labels: {name} is {label_type}, and {log_type} in the interactions")
+            role = name.removesuffix("_id")
+            raise DataError(
+                f"data.labels: {name} is {label_type}, and {log_type} in the interactions, so no {role} would be found; write "
+                f"the {role}s of both tables as one type"
+            )
 
 
 def _encode_pairs(log: pa.Table, labels: pa.Table) -> tuple[np.ndarray, np.ndarray]:

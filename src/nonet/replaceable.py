@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, PrivateAttr, ValidationInfo, model_validator
 
 from nonet.errors import ConfigError
 from nonet.options import StrictModel
@@ -39,6 +39,11 @@ class Replaceable(BaseModel):
     default: ClassVar[str] = ""
     use: Any = ""
     _files: PluginFiles = PrivateAttr(default=HERE)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, by which a word stands for `{use: word}`."""
+        return {"anyOf": [{"type": "string"}, handler(core_schema)]}
 
     @model_validator(mode="before")
     @classmethod

@@ -72,5 +72,5 @@ def _parse(value: Any, units: Mapping[str, float], default_unit: str, quantity: 
 
 
 # With the limit, sums of durations and times fit 64 bits.
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(lt=1e12)]
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str), Field(lt=1e12)]
+Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]

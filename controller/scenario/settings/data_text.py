@@ -74,13 +74,13 @@ def describe_unknown_items(data: Mapping[str, Any]) -> str:
 
 
 def describe_lost_labels(data: Mapping[str, Any]) -> str:
-    """Return a sentence on the rows of label files that found no event.
+    """Return sentences on the rows of label files that found no event, and on events whose labels are not known yet.
 
     Args:
         data: Facts about the data, from a report or the tokenise stage; "label_files" has the fields of `LabelCounts` by label.
 
     Returns:
-        The sentence; "" if every row found one.
+        The sentences; "" if every row found an event and every label is known.
     """
     labels: Mapping[str, Mapping[str, int]] = data.get("label_files") or {}
     parts = [
@@ -89,7 +89,11 @@ def describe_lost_labels(data: Mapping[str, Any]) -> str:
         for name, counts in labels.items()
         if counts["no_event"] + counts["too_late"]
     ]
-    return f"Labels that found no event: {'; '.join(parts)}." if parts else ""
+    lost = f"Labels that found no event: {'; '.join(parts)}." if parts else ""
+    # Runs of before 0.3 did not count the events.
+    waiting = [f"{counts['unknown']:,} of {name}" for name, counts in labels.items() if counts.get("unknown")]
+    unknown = f"Events left out because the window of their label has not ended: {'; '.join(waiting)}."
+    return " ".join(filter(None, [lost, unknown if waiting else ""]))
 
 
 def has_many_lost_labels(data: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ class TensorFlowBackend(KerasBackend):
 
     def configure(self, threads: int) -> None:
         """Choose deterministic operations, and a number of threads for each operation and for independent ones."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on the processor hide our messages
         import tensorflow as tf
 
         tf.config.set_visible_devices([], "GPU")  # They are left to torch.

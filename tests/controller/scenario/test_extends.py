@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import jsonschema
 import pytest
 
 from nonet import yaml
@@ -15,6 +17,8 @@ from nonet.deploy.run.jobs import submit_job
 from nonet.deploy.run.planning import describe_origins, summarise_origins
 from nonet.deploy.verbs.listing import copy_scenario
 from nonet.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
 
 
 def write(folder, **files):
@@ -236,3 +240,26 @@ def test_a_job_is_not_submitted_without_the_files_that_its_scenario_extends(tmp_
     path = write(tmp_path / "b", child="extends: ../a/parent.yaml\n")
     with pytest.raises(ConfigError, match=r"extends: .*parent\.yaml is outside of .*move it there"):
         submit_job(str(path), "http://127.0.0.1:1", [])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *sorted((ROOT / "deploy/scenarios").glob("*.yaml")),
+        *sorted(path for path in (ROOT / "examples").rglob("*.yaml") if "stages:" in path.read_text()),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_an_editor_that_checks_with_the_schema_accepts_every_shipped_scenario(path):
+    document = yaml.read(path)
+    editor = jsonschema.Draft202012Validator(make_schema())
+    assert [error.message for error in editor.iter_errors(document)] == []
+    document["stages"] = {"pretrain": {"epochs": 3, "epoch": 1}}
+    assert [error.path[0] for error in editor.iter_errors(document)] == ["stages"]
+
+
+def test_the_schema_accepts_units_and_a_value_in_place_of_a_section():
+    editor = jsonschema.Draft202012Validator(make_schema())
+    data = {"interactions": "a.parquet", "labels": {"path": "b.parquet", "within": "7d"}}
+    document = {"name": "a", "data": data, "storage": "s3://b/runs", "stages": {}, "tracking": {"mlflow": {}}}
+    assert list(editor.iter_errors(document)) == []

@@ -16,6 +16,7 @@ from nonet import yaml
 from nonet.controller.setup import write_start
 from nonet.deploy.after import add_items, items, recommend_for
 from nonet.deploy.opened import OpenedRun
+from nonet.deploy.verbs.data import add
 from nonet.errors import ConfigError, DataError
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
@@ -51,6 +52,17 @@ def test_new_items_stand_behind_and_old_ones_keep_places_and_ids(run, tmp_path):
     assert np.flatnonzero(leaf < 0).tolist() == [3]
     assert after.trie.version == made["version"] != before.trie.version
     assert after.seq.get_item_keys(np.arange(40)).tolist() == before.seq.get_item_keys(np.arange(40)).tolist()
+
+
+def test_what_new_items_lack_is_said(run, tmp_path, capsys):
+    run, *_ = run
+    table(tmp_path, [5001])
+    path = tmp_path / "few.parquet"
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["categories"]), path)
+    add(str(run.path), str(path))
+    assert "the new items have no categories, by which others are known: has " in capsys.readouterr().out
+    add(str(run.path), table(tmp_path, [5002]))
+    assert "the new items have no" not in capsys.readouterr().out
 
 
 def test_a_new_version_answers_with_new_items_and_without_withdrawn_ones(run, tmp_path):

@@ -413,3 +413,9 @@ def test_a_report_says_how_many_rows_each_join_found():
         ["item", "evaluator", "500", "100", "20.0 %"],
     ]
     assert "join item: found 900 of 1,500 rows (60.0%)" in format_summary({"joins": joins})
+
+
+def test_the_page_of_a_model_without_lists_speaks_of_predictions_and_not_of_a_ranking():
+    text = Page(render_page(report(lists={}))).text
+    assert "The label of every test event is predicted. The best value of each column" in text
+    assert "ranking of the catalogue" not in text

@@ -147,7 +147,7 @@ def _list_labels(folder) -> tuple[Labels, ...]:
     """Labels of two files."""
     return (
         Labels(path=str(folder / "labels"), within=150, name="bought"),
-        Labels(path=str(folder / "again"), within=90, name="again"),
+        Labels(path=str(folder / "again"), within=90, name="again", columns={"user": "buyer", "time": "at"}),
     )
 
 
@@ -164,7 +164,8 @@ def _changed(tmp_path, changes: LogChanges, log: pa.Table, **more) -> tuple[Buil
     )  # so ranges of users see labels until other times
     later = later.filter(pa.array(~(is_late & has_no_late_label)))
     _written(tmp_path / "labels", later)
-    _written(tmp_path / "again", later.filter(pa.array(np.arange(len(later)) % 3 > 0)))
+    again = later.filter(pa.array(np.arange(len(later)) % 3 > 0))
+    _written(tmp_path / "again", again.rename_columns({"user_id": "buyer", "timestamp": "at"}))
     items = pa.table({"item_id": log["item_id"].combine_chunks().unique()})
     words = pa.array([[f"c{i % 7}"] if i % 5 else [] for i in range(len(items))])
     pq.write_table(items.append_column("categories", words), tmp_path / "items.parquet")

@@ -61,7 +61,7 @@ def test_a_label_of_the_moment_of_its_event_finds_it_whether_times_are_floats_or
         pq.write_table(pa.table({**ids, "timestamp": times}), tmp_path / f"{name}.parquet")
         tables[name] = read_interactions(str(tmp_path / f"{name}.parquet"), TableFormat(keeps_fractions=True))
     counts = attach_label(*tables.values(), Labels(path="bought", within=100))[1]
-    assert counts == LabelCounts(rows=300, no_event=0, too_late=0)
+    assert counts == LabelCounts(rows=300, no_event=0, too_late=0, unknown=300)
 
 
 def test_windows_before_1970_are_open_as_later_ones_are():
@@ -117,7 +117,7 @@ def test_random_logs_get_the_labels_that_counting_by_hand_gives(seed):
     made, counts = attach_label(table(log), table(labels), Labels(path="x", within=40, name="bought"))
     values, no_event, too_late = by_hand(log, labels, 40)
     np.testing.assert_array_equal(made["bought"].to_numpy(), np.array(values, np.float32))
-    assert counts == LabelCounts(80, no_event, too_late)
+    assert counts == LabelCounts(80, no_event, too_late, int(np.isnan(values).sum()))
     left = drop_unlabelled_events(made, [Labels(path="x", within=40, name="bought")])
     assert len(left) == np.isfinite(values).sum()
 
@@ -192,7 +192,7 @@ def test_a_label_belongs_to_the_newest_event_that_where_keeps(tmp_path, prepare)
     assert seq.targets["finetune"].sum() == 3
     assert set(items["item_id"].take(seq.item[seq.targets["finetune"]]).to_pylist()) == {1}
     facts = read_preparation_facts(tmp_path / "out")
-    assert facts["label_files"] == {"bought": {"rows": 5, "no_event": 2, "too_late": 0}}
+    assert facts["label_files"] == {"bought": {"rows": 5, "no_event": 2, "too_late": 0, "unknown": 0}}
     assert Sequences.load(artifact["path"]).late_labels
 
 
