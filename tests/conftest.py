@@ -28,6 +28,8 @@ _GONE_S = 60.0
 # What these tests approve is forgotten with them, and what their user has approved is not known to them.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="nonet-tests-")
 os.environ.pop("NONET_TRUST", None)
+# Nor do they see the stored runs that their user has used.
+os.environ["NONET_CACHE"] = f"{os.environ['XDG_CONFIG_HOME']}/cache"
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")

@@ -1,9 +1,8 @@
 """The user's own files of a scenario: every `file.py` that a `use:` names is copied into the run, which uses only the copies.
 
-Such a file may import modules beside it, or open tables relative to `__file__`. The files beside it are therefore copied
-too, to the same places beside the copy. A folder of up to 16 MiB and 500 files is copied as a whole, without hidden files,
-caches, runs and the scenario's own tables. From a larger folder, only the modules that the file imports and the files that
-a text in it names are copied.
+Such a file may import modules beside it, or open files relative to `__file__`. The modules and packages that it imports, and the
+files and folders that its texts name, are therefore copied too, to the same places beside the copy. Nothing else is: what lies
+beside code may be data or secrets, and a run may be shared.
 
 `sources.json` lists the copies, {"use", "copy", "sha256"} for each; "use" is null for a file that is only beside another.
 The originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
@@ -30,7 +29,6 @@ from nonet.plugins import PluginFiles, parse_file
 from nonet.run_code import CodePart, list_references, read_copy_records
 from nonet.trust import approve_parts
 
-_MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied as a whole
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
 _KEY_SEARCH_BYTES = 64 << 10  # at the beginning of a file, in which a private key is looked for
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
@@ -126,22 +124,15 @@ def copy_with_siblings(file: Path, copy: Path) -> dict[Path, str]:
 
 
 def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]:
-    """Return the other files that must be copied with a user's file, sorted.
-
-    These are all files of its folder or, if the folder is large, those that the file imports or names.
+    """Return the other files that must be copied with a user's file, sorted: what it imports and names, and what those do.
 
     Args:
         file: The file that a `use:` names.
         excluded: Absolute paths of files and folders that are not copied.
     """
-    files: list[Path] = []
-    total_bytes = 0
-    for path in walk_files(file.parent, lambda path: path.resolve() in excluded):
-        total_bytes += path.stat().st_size
-        files.append(path)
-        if total_bytes > _MAX_BYTES or len(files) > _MAX_FILES:
-            return sorted(_collect_named_files(file, {file}) - {file})
-    return sorted(path for path in files if path != file)
+    found = {file.resolve()}
+    _collect_named_files(file.resolve(), file.resolve().parent, frozenset(excluded), found)
+    return sorted(file.parent / path.relative_to(file.resolve().parent) for path in found - {file.resolve()})
 
 
 def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
@@ -188,31 +179,66 @@ def is_private_key(file: Path) -> bool:
     )  # a text in UTF-16 has a zero in each character
 
 
-def _collect_named_files(file: Path, files: set[Path]) -> set[Path]:
-    """Add to `files` the files beside a file that it imports or names in a string, recursively for modules; return `files`."""
+def _collect_named_files(file: Path, root: Path, excluded: Collection[Path], found: set[Path]) -> None:
+    """Add to `found` the files below `root` that a file imports or names, and those that the modules among them do.
+
+    Args:
+        file: A Python file.
+        root: The folder of the first file.
+        excluded: Absolute paths of files and folders that are not copied.
+        found: The files found so far.
+    """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):  # the import of the file reports it
-        return files
+        return
+    for pattern in _list_named_patterns(tree):
+        # A module is looked for beside the file that imports it, and beside the first one, whose folder is on the path.
+        for folder in dict.fromkeys((file.parent, root)):
+            for path in _find_files(folder, pattern):
+                resolved = path.resolve()
+                is_excluded = any(resolved.is_relative_to(each) for each in excluded)
+                if resolved in found or is_excluded or not resolved.is_relative_to(root):
+                    continue
+                if is_private_key(resolved):
+                    continue
+                found.add(resolved)
+                if resolved.suffix == ".py":
+                    _collect_named_files(resolved, root, excluded, found)
+
+
+def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that a program imports, and its texts, as paths; a value within a text is *."""
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [f"{alias.name.partition('.')[0]}.py" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module.partition('.')[0]}.py"]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and 0 < len(node.value) < 256:
-            names = [node.value]
-        for name in names:
-            # A string with a null character is no path, so it counts as the file itself, which is in `files` already.
-            path = (file.parent / name).resolve() if "\0" not in name else file
-            if path in files or not path.is_file() or not path.is_relative_to(file.parent):
-                continue
-            if is_private_key(path):
-                continue
-            files.add(path)
-            if path.suffix == ".py":
-                _collect_named_files(path, files)
-    return files
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module:
+                yield node.module.partition(".")[0]
+            if node.level:
+                yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _find_files(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files beside a file that a text may name: a file, a module, all files of a folder, or those of a pattern."""
+    names_nothing = not pattern.strip("*./") or "\0" in pattern or len(pattern) > 255 or "\n" in pattern
+    if names_nothing or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+        return
+    candidates = [folder / f"{pattern}.py", folder / pattern]
+    if "*" in pattern or "?" in pattern:
+        with suppress(ValueError, OSError):  # no pattern of files
+            candidates += sorted(folder.glob(pattern))
+    for path in candidates:
+        if any(part.startswith(".") or part in _SKIPPED_NAMES for part in path.relative_to(folder).parts):
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and path.resolve() != folder and not _is_run_or_environment(path):
+            yield from walk_files(path)
 
 
 def _copy_file(origin: Path, copy: Path) -> str:

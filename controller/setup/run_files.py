@@ -10,13 +10,21 @@ from typing import Any
 from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
-from nonet.controller.scenario import LIBRARY, Scenario, load_scenario, select_fixed_keys, to_document
+from nonet.controller.scenario import (
+    LIBRARY,
+    Scenario,
+    flatten_document,
+    load_scenario,
+    select_fixed_keys,
+    to_document,
+)
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.worker_setup import get_targets, make_source_options
 from nonet.errors import ConfigError
 from nonet.plugins import load_heavy
 from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import MASK
+from nonet.suggest import join_names
 from nonet.trust import check_folder, guard_folder
 from nonet.workers.roles import DataSetup, KnownRun
 
@@ -164,8 +172,13 @@ def check_same(scenario: Scenario, run: RunFolder) -> None:
         ConfigError: The folder holds a run of another scenario.
     """
     stored, _ = load_scenario(run.scenario)
-    if select_fixed_keys(to_document(stored)) != select_fixed_keys(to_document(scenario)):
+    before, now = (select_fixed_keys(to_document(each)) for each in (stored, scenario))
+    if before != now:
+        values = dict(flatten_document(before)), dict(flatten_document(now))
+        keys = sorted(
+            key for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)
+        )
         raise ConfigError(
-            f"{run.path} is a run of another scenario ({run.scenario}); "
-            "choose another --run-dir, or resume it with `nonet resume`"
+            f"{run.path} is a run of another scenario ({run.scenario}), which differs in {join_names(keys[:3])}"
+            f"{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}; resume it without the change, or start another run"
         )

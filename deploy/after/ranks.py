@@ -168,7 +168,8 @@ def _describe_other_data(a: RunFolder, b: RunFolder) -> str:
     ]
     if not differing:
         return "their scenarios ask for the same, so their tables differ; compare runs with the same data"
-    return f"{', and '.join(differing)}: run one of them again with the value of the other (--set KEY=VALUE)"
+    hidden = f", and {len(differing) - 3} keys more" if len(differing) > 3 else ""
+    return f"{', and '.join(differing[:3])}{hidden}: run one of them again with the value of the other (--set KEY=VALUE)"
 
 
 def _describe_other_labels(a: TestedRun, b: TestedRun, task: str) -> str:

@@ -34,6 +34,7 @@ class ClickRequestFeatures(RequestFeatures):
         block: Not used; the model reads exactly the newest events.
         joins: Readers of the model's joined columns; None for a model without them.
         vocabulary: The names of the run.
+        where: The condition `data.where` of the run, by which events count; None for all.
         labels: Labels events by the target of the run.
         features: Names of the model's features.
     """
@@ -47,11 +48,12 @@ class ClickRequestFeatures(RequestFeatures):
         block: int = 1,
         joins: HistoryJoins | None = None,
         vocabulary: Vocabulary | None = None,
+        where: str | None = None,
         *,
         labels: EventLabeller,
         features: Sequence[str],
     ):
-        super().__init__(corpus, histories, window, width, 1, joins, vocabulary)
+        super().__init__(corpus, histories, window, width, 1, joins, vocabulary, where)
         self._labels = labels
         self._columns = {
             name: values for name, values in corpus.seq.columns.items() if name in features

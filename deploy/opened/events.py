@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from nonet.deploy.opened.histories import UserHistories, sort_events
 from nonet.deploy.opened.items import CatalogueItems, Refused
 from nonet.deploy.opened.posted import check_event
 from nonet.deploy.opened.vocabulary import Vocabulary
+from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory
-from nonet.samples.tables import IdKind, as_numbers
+from nonet.samples.tables import IdKind, as_numbers, list_names, match_rows
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
@@ -29,13 +31,20 @@ class EventReader:
         corpus: The run's items and events.
         histories: The users' events.
         vocabulary: The names of the run; by default seconds, and the kinds of ids of the corpus.
+        where: The condition `data.where` of the run, by which events count; None for all.
 
     Attributes:
         items: The items of the newest catalogue.
     """
 
-    def __init__(self, corpus: Corpus, histories: UserHistories, vocabulary: Vocabulary | None = None):
-        self.items, self.histories = CatalogueItems(corpus), histories
+    def __init__(
+        self,
+        corpus: Corpus,
+        histories: UserHistories,
+        vocabulary: Vocabulary | None = None,
+        where: str | None = None,
+    ):
+        self.items, self.histories, self._where = CatalogueItems(corpus), histories, where
         self.vocabulary = vocabulary or Vocabulary(
             IdKind.from_ids(corpus.seq.user_id), IdKind.from_ids(corpus.item_id)
         )
@@ -108,6 +117,7 @@ class EventReader:
             time: Its unix seconds.
         """
         values = self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults)
+        self._check_condition(values | {"event": event.get("event")})
         converted = {
             "item": item_index,
             "time": time,
@@ -117,10 +127,27 @@ class EventReader:
         check_event(converted, self.histories.defaults, self.histories.kinds)
         return converted
 
+    def _check_condition(self, values: Mapping[str, Any]) -> None:
+        """Raise Refused for an event that `data.where` leaves out of the run, as far as its values say so."""
+        if self._where is None:
+            return
+        given = {name: pa.array([value]) for name, value in values.items() if value is not None}
+        if not set(list_names(self._where)) <= set(given):
+            return
+        try:
+            is_left_out = match_rows(f"not ({self._where})", pa.table(given))[0]
+        except ConfigError:  # a value of another type, which its column refuses
+            return
+        if is_left_out:
+            raise Refused(
+                "left_out",
+                f"data.where: {self._where!r} leaves this event out of the run's histories; send only events for which it holds",
+            )
+
     def _hash_text(self, name: str, value: Any) -> Any:
         """Return the number that stands for a text in a column of ids or texts; other values as they are."""
         default = self.histories.defaults.get(name)
-        if not isinstance(value, str) or default is None or default.dtype.kind == "f":
+        if not isinstance(value, str) or default is None or default.dtype != np.int64:
             return value
         return int(as_numbers(np.array([value]))[0])
 

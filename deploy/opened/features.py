@@ -63,6 +63,7 @@ class RequestFeatures(EventReader):
         block: Number of events by which a window moves, at most `window`.
         joins: Readers of the model's joined columns; None for a model without them.
         vocabulary: The names of the run; by default seconds, and the kinds of ids of the corpus.
+        where: The condition `data.where` of the run, by which events count; None for all.
     """
 
     value_columns: tuple[str, ...] = ()
@@ -76,8 +77,9 @@ class RequestFeatures(EventReader):
         block: int = 1,
         joins: HistoryJoins | None = None,
         vocabulary: Vocabulary | None = None,
+        where: str | None = None,
     ):
-        super().__init__(corpus, histories, vocabulary)
+        super().__init__(corpus, histories, vocabulary, where)
         self._joins = joins
         self._window, self._width, self._block = window, width, max(1, min(block, window))
         self._allows_repeats = corpus.seq.repeats == ALLOW
@@ -129,7 +131,15 @@ class RequestFeatures(EventReader):
         )
         window, width = run.setup.history, run.scenario.evaluate.width
         features = features_class(
-            run.corpus, histories, window, width, block, joins or None, run.vocabulary, **class_options
+            run.corpus,
+            histories,
+            window,
+            width,
+            block,
+            joins or None,
+            run.vocabulary,
+            run.scenario.data.where,
+            **class_options,
         )
         features.renew(run.catalogues.get_newest())
         return features

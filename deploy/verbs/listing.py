@@ -61,17 +61,25 @@ def describe_runs(place: str | None = None) -> list[dict[str, Any]]:
         started = datetime.fromtimestamp(read_start_time(folder)).astimezone().isoformat(timespec="seconds")
         try:
             with refuse_damage(folder.report):
-                row = _describe_progress(folder)
+                row = _describe_progress(folder, is_fresh=place is not None)
         except ConfigError:  # its `nonet report` or `nonet status` names the file
             row = {"state": "damaged"}
         rows.append({"run": name_run(folder), "state": row["state"], "started": started, **row})
     return rows
 
 
-def _describe_progress(folder: RunFolder) -> dict[str, Any]:
-    """Return the state of a run, and how far it is or what its last stage reached. Raises ConfigError for a damaged file."""
+def _describe_progress(folder: RunFolder, *, is_fresh: bool) -> dict[str, Any]:
+    """Return the state of a run, and how far it is or what its last stage reached.
+
+    Args:
+        folder: The folder of the run.
+        is_fresh: Whether the folder has just been read from object storage.
+
+    Raises:
+        ConfigError: A file is damaged.
+    """
     report = folder.read_json("report.json")
-    row: dict[str, Any] = {"state": "done" if report else _describe_unfinished(folder)}
+    row: dict[str, Any] = {"state": "done" if report else _describe_unfinished(folder, is_fresh)}
     if not report and (status := folder.read_status()).get("steps"):
         row |= {"stage": status["stage"], "step": f"{status['step']}/{status['steps']}"}
     if report and "total" in report.get("wall_s", {}):
@@ -82,8 +90,8 @@ def _describe_progress(folder: RunFolder) -> dict[str, Any]:
     return row
 
 
-def _describe_unfinished(run: RunFolder) -> str:
-    """Return the state of a run without a report."""
+def _describe_unfinished(run: RunFolder, is_fresh: bool) -> str:
+    """Return the state of a run without a report; `is_fresh` is as for `_describe_progress`."""
     if is_in_progress(run):
         return "running"
     if copy := find_copy(run.path):
@@ -91,8 +99,10 @@ def _describe_unfinished(run: RunFolder) -> str:
         checkpoints = sorted({name.split("/")[1] for name in stored if name.endswith("/manifest.json")})
     else:
         checkpoints = sorted(path.name for path in run.checkpoints.glob("step-*"))
-    if not checkpoints and not find_copy(run.path) and read_address(run.path):
-        return "in storage"  # this node has only what it showed of the run last
+    if not is_fresh and read_address(
+        run.path
+    ):  # another machine may have continued it: `nonet runs s3://...` says
+        return f"in storage, last seen at {checkpoints[-1]}" if checkpoints else "in storage"
     return f"resumable at {checkpoints[-1]}" if checkpoints else "no checkpoint"
 
 

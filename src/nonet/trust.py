@@ -423,9 +423,11 @@ def _check_parts(
     )  # for processes on nodes that remember nothing
     if not {part.hash for part in needed.values()} <= approved:
         detail = f" ({what})" if what else ""
+        subject = "it" if title == folder.name else folder.name
+        other = " (it names other code now)" if os.environ.get("NONET_TRUST") else ""
         raise ConfigError(
-            f"{title}: {folder.name} has code of its own{detail} that you have neither started nor approved on this machine; "
-            f"read it, then add --trust, or set NONET_TRUST={_join_hashes(parts)}"
+            f"{title}: {subject} has code of its own{detail} that you have neither started nor approved on this machine; "
+            f"read it in {folder}, then add --trust, or set NONET_TRUST={_join_hashes(parts)}{other}"
         )
     changed = _guarded.get(folder, set()) - parts[""].references if "" in parts else set()
     if changed:

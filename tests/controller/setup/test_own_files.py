@@ -140,8 +140,10 @@ def test_a_missing_file_is_named(tmp_path):
 def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_not(tmp_path):
     folder = tmp_path / "work"
     for name, text in {
-        "rewards/own.py": REWARD.format(1),
+        "rewards/own.py": f"import helper\nDEEP, LIMITS = 'deep', 'limits.json'\n{REWARD.format(1)}",
         "rewards/limits.json": "{}",
+        "rewards/s3env.sh": "AWS_SECRET_ACCESS_KEY=hunter2",
+        "rewards/orders.parquet": "",
         "rewards/helper.py": "LIMIT = 3",
         "rewards/deep/more.txt": "",
         "rewards/.hidden": "",
@@ -167,11 +169,27 @@ def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_n
         read_copies(run)
 
 
-def test_of_a_large_folder_travel_the_modules_and_files_that_the_file_names(tmp_path, monkeypatch):
-    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
-    (tmp_path / "own.py").write_text("import json\nimport helper\nLIMITS = 'limits.json'\n")
-    (tmp_path / "helper.py").write_text("from other import x\n")
-    for name in ("other.py", "limits.json", "unnamed.json", "log.parquet"):
+def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import json, importlib\nfrom package.part import f\nimport helper\n"
+        "LIMITS = 'limits.json'\nLAZY = importlib.import_module('lazy')\n"
+        "def words(name): return open(f'words-{name}.txt'), open('*.glob')\n"
+        "FOLDER = 'vocabulary'\nPLACES = ('', '.', '..', '/', '~', '*', '../outside.txt', 'run-1', '.hidden')\n"
+    )
+    (tmp_path / "helper.py").write_text("from . import sister\nfrom other import x\n")
+    names = {
+        "other.py", "sister.py", "lazy.py", "limits.json", "words-en.txt", "words-de.txt", "a.glob",
+        "package/__init__.py", "package/part.py", "vocabulary/a.txt", "vocabulary/deep/b.txt", "helper.py",
+    }  # fmt: skip
+    others = {
+        "unnamed.json", "log.parquet", "s3env.sh", "words.txt", "own.yaml", "other/x.txt.bak", ".hidden",
+        "run-1/scenario.yaml", "data/secrets.txt",
+    }  # fmt: skip
+    for name in (names | others) - {"helper.py"}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
-    found = [path.name for path in find_files_beside(tmp_path / "own.py")]
-    assert found == ["helper.py", "limits.json", "other.py"]
+    (tmp_path.parent / "outside.txt").write_text("x")
+    found = find_files_beside(tmp_path / "own.py")
+    assert {str(path.relative_to(tmp_path)) for path in found} == names | {"other/x.txt.bak"}
+    without = find_files_beside(tmp_path / "own.py", {tmp_path / "vocabulary", tmp_path / "limits.json"})
+    assert {path.name for path in set(found) - set(without)} == {"a.txt", "b.txt", "limits.json"}

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from nonet import journal as line_journal
 from nonet.deploy.opened import RequestFeatures, UserHistories
 from nonet.deploy.opened import histories as module
+from nonet.deploy.opened.items import Refused
 from nonet.deploy.serving.service import ServeConfig
 from nonet.deploy.serving.start import build_single_process_app
 from nonet.journal import JournalOptions, LineJournal, StorageFull
@@ -384,3 +385,20 @@ def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(s
         assert ask(client, user=996, k=3)["cold_start"]
         assert not ask(client, "/events", **post)["again"]
     app.state.service.engines.close()
+
+
+def test_a_posted_event_that_where_leaves_out_is_refused_as_far_as_its_values_say_so(served, tmp_path):
+    corpus = served.ring.corpus()
+    name = "clicked"
+    histories = UserHistories(corpus, tmp_path / "events.jsonl", {name: np.int8(1)})
+    features = RequestFeatures(corpus, histories, 8, 20, where=f"{name} >= 2")
+    item, kind = int(corpus.item_id[0]), next(iter(histories.kinds), None)
+    for values in ({name: 3}, {}):
+        features.post(9001, [{"item": item, "values": values, "event": kind}], None)
+    with pytest.raises(Refused, match=r"data.where: .* leaves this event out"):
+        features.post(9001, [{"item": item, "values": {name: 1}, "event": kind}], None)
+    with pytest.raises(Refused, match=r"leaves this event out"):
+        features.read_events(None, [{"item": item, "values": {name: 1}, "event": kind}])
+    assert len(histories.get_events("9001")) == 2
+    with pytest.raises(Refused, match=rf"{name}: 'yes' is not a"):
+        features.post(9001, [{"item": item, "values": {name: "yes"}}], None)

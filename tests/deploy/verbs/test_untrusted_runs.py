@@ -87,10 +87,7 @@ def test_other_verbs_refuse_code_that_is_not_approved_in_one_line(command, evil,
         (evil / "report.json").unlink()
     code, out, err = command(verb, evil, *options)
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert (
-        "evil.py) that you have neither started nor approved on this machine; read it, then add --trust"
-        in err
-    )
+    assert "evil.py) that you have neither started nor approved on this machine; read it in " in err
     assert not (tmp_path / "mark").exists()
 
 
@@ -163,7 +160,7 @@ def test_the_stored_scenario_of_a_run_is_no_way_around_the_approval(command, evi
     }
     code, out, err = command(verb, file, *options.get(verb, []))
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert "read it, then add --trust" in err or (extends and "is the stored scenario of a run" in err)
+    assert "then add --trust" in err or (extends and "is the stored scenario of a run" in err)
     assert not (tmp_path / "mark").exists()
     assert not (tmp_path / "out").exists()
 
@@ -178,14 +175,14 @@ def test_the_stored_scenario_of_an_approved_run_runs_its_code(command, evil, tmp
 def test_nothing_is_added_to_a_run_whose_code_is_not_approved(command, evil, tmp_path, words):
     code, out, err = command(*words, evil, "table.parquet")
     assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert "read it, then add --trust" in err
+    assert "then add --trust" in err
     assert not (tmp_path / "mark").exists()
 
 
 def test_a_scenario_that_names_a_run_asks_before_it_runs_code_of_this_run(command, evil, tmp_path):
     (tmp_path / "own.yaml").write_text(f"extends: quickstart\ninit: {{from: {evil}}}\n")
     code, _, err = command("plan", "own.yaml")
-    assert (code, "read it, then add --trust" in err) == (2, True), err
+    assert (code, "then add --trust" in err) == (2, True), err
     assert not (tmp_path / "mark").exists()
 
 

@@ -67,13 +67,13 @@ def test_secrets_beside_a_scenario_stay_where_they_are(work, tmp_path, monkeypat
     unpacked, names = pack(work, monkeypatch, ["data"])
     assert names == ["data/1.parquet", "data/2.parquet", "notes.txt", "s.yaml", "submitted.json"]
     assert not [file for file in unpacked.rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
-    (work / "own.py").write_text("")
+    (work / "own.py").write_text(
+        f"FOLDERS = 'data', 'sub'\nFILES = {secrets} + ['notes.txt', 'id_rsa', 'home', 'tokens.txt']"
+    )
     assert [path.name for path in find_files_beside(work / "own.py")] == [
         "1.parquet",
         "2.parquet",
         "notes.txt",
-        "big.bin",
-        "s.yaml",
     ]
 
 
@@ -95,7 +95,6 @@ def test_private_keys_of_every_form_stay_also_if_a_scenario_or_its_code_names_th
     unpacked, _ = pack(work, monkeypatch, [*texts, "wide.pem", "*.pem", "notes.txt"])
     assert sorted(path.name for path in unpacked.iterdir()) == ["notes.txt", "s.yaml", "submitted.json"]
     (work / "own.py").write_text("\n".join(map(repr, [*texts, "wide.pem", "notes.txt"])))
-    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
     assert [path.name for path in find_files_beside(work / "own.py")] == ["notes.txt"]
 
 
