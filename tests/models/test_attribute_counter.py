@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.models.baselines.attribute_counter import AttributeCounter
+from nonet.models.baselines.attribute_counter import AttributeCounter, _Cells
 from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts, locate_events
@@ -88,6 +88,11 @@ def test_scores_are_votes_and_similarities_with_the_fitted_exponents():
         assert ((said > 0) == (expected > 0)).all()
         score = expected * np.exp(g * similarity)
         assert said == pytest.approx(score / score.max(), rel=1e-4, abs=1e-20)
+
+
+def test_a_target_ranks_below_its_equals():
+    cells = _Cells(2, np.array([0, 0, 0, 1]), np.zeros(4), np.zeros((4, 0)), np.array([1, -1]))
+    assert cells.compute_ndcg([]) == pytest.approx(1 / np.log2(4) / 2)  # third of three, and a target without votes
 
 
 def test_held_out_events_that_are_not_validation_change_nothing():

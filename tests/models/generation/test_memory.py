@@ -181,7 +181,7 @@ def test_the_fit_finds_the_weights_of_signals_that_made_the_events():
     logp = np.log(draw.dirichlet(np.full(items, 0.3), users))
     votes = draw.dirichlet(np.full(12, 0.5), users)
     similarity = draw.random((users, 12, 2)) * 2
-    g = (1.3, 0.0)
+    g = (1.3, 0.7)
     q = np.exp(0.5 * logp[:, :12]) * votes * np.exp(similarity @ np.array(g))
     chance = 0.4 * np.exp(logp)
     chance[:, :12] += 0.6 * q / q.sum(1, keepdims=True)
