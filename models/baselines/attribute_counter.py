@@ -35,11 +35,11 @@ from nonet.samples.sequences import TRAIN, VALID, CountOptions, Sequences, Trans
 
 # Shapes: P prompts, Z (prompt, item) pairs with votes, I items, K signals.
 _REACH, _VOTERS = 6, 10  # Largest distance of a pair in events; number of newest events that vote.
-_NEIGHBOURS = 1000  # Neighbours that are kept of an item.
+_NEIGHBOURS = 500  # Neighbours that are kept of an item.
 _DECAYS, _REVERSES = (0.5, 0.7, 1.0, 1.5), (0.3, 0.0)
 _WEIGHTS = (0.0, 0.15, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2, 3.0, 4.0, 5.5)  # Values of g.
 _USUAL_WEIGHT, _USUAL_DECAY = 1.2, 0.7  # Without validation events.
-_MAX_EVENTS = 2000  # Validation events that are ranked.
+_MAX_EVENTS = 1000  # Validation events that are ranked.
 _CUT = 10  # NDCG@10
 _TIE = 1e-9  # Scores this close are equal; the target is ranked below its equals.
 _PRIOR = 1e-30  # Weight of popularity, below any votes.
@@ -119,14 +119,18 @@ class AttributeCounter:
             for reverse in _REVERSES
         }
         users, positions = self._draw_events(seq, splits)
-        best, reverse, decay, self._weights = -1.0, _REVERSES[0], _USUAL_DECAY, [_USUAL_WEIGHT] * len(columns)
-        for candidate in product(_REVERSES, _DECAYS) if len(users) else ():
-            self._counter = _make_counter(transitions[candidate[0]], candidate[1])
-            cells = self._compare(seq, users, positions)
-            ndcg, weights = _fit_weights(cells, len(columns))
-            if ndcg > best:
-                best, (reverse, decay), self._weights = ndcg, candidate, weights
+        reverse, decay, self._weights = _REVERSES[0], _USUAL_DECAY, [_USUAL_WEIGHT] * len(columns)
         self._counter = _make_counter(transitions[reverse], decay)
+        if len(users):
+            # The weights for the usual shape of votes, the best shape for these weights, then the weights for it.
+            self._weights = _fit_weights(self._compare(seq, users, positions), len(columns))
+            ndcg_by_shape: dict[tuple[float, float], float] = {}
+            for shape in product(_REVERSES, _DECAYS):
+                self._counter = _make_counter(transitions[shape[0]], shape[1])
+                ndcg_by_shape[shape] = self._compare(seq, users, positions).compute_ndcg(self._weights)
+            reverse, decay = max(ndcg_by_shape, key=lambda shape: ndcg_by_shape[shape])
+            self._counter = _make_counter(transitions[reverse], decay)
+            self._weights = _fit_weights(self._compare(seq, users, positions), len(columns))
         self.trained = {"reverse": reverse, "decay": decay, **dict(zip(columns, self._weights, strict=True))}
         return self
 
@@ -184,8 +188,8 @@ def _make_counter(transitions: Transitions, decay: float) -> VoteCounter:
     return VoteCounter(transitions, VoteOptions(last=_VOTERS, decay=decay))
 
 
-def _fit_weights(cells: _Cells, n_signals: int) -> tuple[float, list[float]]:
-    """Return the best NDCG@10 and the weights of the signals [K], each searched with the others fixed, twice."""
+def _fit_weights(cells: _Cells, n_signals: int) -> list[float]:
+    """Return the weights of the signals [K] with the best NDCG@10, each searched with the others fixed, twice."""
     weights = [0.0] * n_signals
     best = cells.compute_ndcg(weights)
     for _, k in product(range(2), range(n_signals)):
@@ -194,7 +198,7 @@ def _fit_weights(cells: _Cells, n_signals: int) -> tuple[float, list[float]]:
             ndcg = cells.compute_ndcg(candidate)
             if ndcg > best:
                 best, weights = ndcg, candidate
-    return best, weights
+    return weights
 
 
 SPEC = BaselineSpec(AttributeCounter)
