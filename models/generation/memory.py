@@ -53,7 +53,7 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None, n_signals: i
     initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
     if n_signals:
-        model.register_buffer(SIGNAL_WEIGHTS, torch.full((n_signals,), _INITIAL_SIGNAL_WEIGHT))
+        model.register_buffer(SIGNAL_WEIGHTS, torch.tensor([_INITIAL_SIGNAL_WEIGHT] * n_signals))
     if row_width is None:
         return
     with torch.random.fork_rng(devices=[]):

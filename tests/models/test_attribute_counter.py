@@ -92,7 +92,9 @@ def test_scores_are_votes_and_similarities_with_the_fitted_exponents():
 
 def test_a_target_ranks_below_its_equals():
     cells = _Cells(2, np.array([0, 0, 0, 1]), np.zeros(4), np.zeros((4, 0)), np.array([1, -1]))
-    assert cells.compute_ndcg([]) == pytest.approx(1 / np.log2(4) / 2)  # third of three, and a target without votes
+    assert cells.compute_ndcg([]) == pytest.approx(
+        1 / np.log2(4) / 2
+    )  # third of three, and a target without votes
 
 
 def test_held_out_events_that_are_not_validation_change_nothing():
