@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
@@ -193,7 +193,7 @@ class ModelSpec:
         Args:
             graphs: Names of the graphs of the scenario.
         """
-        return ("popularity", "transition_counter")
+        return ("popularity", "transition_counter", "attribute_counter")
 
     @staticmethod
     def list_tasks(scenario: Any) -> tuple[str, ...]:
@@ -267,7 +267,7 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
 
     Args:
         config: `use` and the options of the model. If `memory`, the names of the memory's voters, is not empty, memory weights
-            are attached to the module (`nonet.models.generation.memory`).
+            are attached to the module (`nonet.models.generation.memory`), and those of the signals that `memory_signals` names.
         codes: Number of codes of every level, including the collision level.
         features: Row width of each sparse feature.
         seed: Seed of the weights.
@@ -276,12 +276,15 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
         ConfigError: The model is unknown or its options are invalid.
     """
     options = dict(config)
-    memory = options.pop("memory", None)
+    memory, signals = options.pop("memory", None), options.pop("memory_signals", ())
     model = load_heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
         row_width = features["item"] if "nearest" in memory else None
-        load_heavy("nonet.models.generation:attach")(model, seed, row_width)
+        load_heavy("nonet.models.generation:attach")(model, seed, row_width, len(signals))
     return model
+
+
+_FADE = 0.6  # the default of a memory's `fade`
 
 
 class Memory(StrictModel):
@@ -302,11 +305,26 @@ class Memory(StrictModel):
     fade: Annotated[
         float,
         Field(gt=0, le=1, description="decay: the vote of an event relative to that of the next newer one"),
-    ] = 0.6
+    ] = _FADE
+    decay: Annotated[
+        float | None,
+        Field(gt=0, description="the k-th newest event votes with weight k^-decay, instead of `fade`"),
+    ] = None
     reach: Annotated[
         Positive,
         Field(description="the largest distance between a pair of events; a pair weighs 1 / distance"),
     ] = 3
+    reverse: Annotated[
+        float,
+        Field(ge=0, le=1, description="the weight of a pair whose items follow each other in reverse order"),
+    ] = 0.0
+    signals: Annotated[
+        list[str],
+        Field(
+            description="columns of the items, text or lists of words, whose similarity with a user's newest events counts "
+            "in the votes; the weight of each is fitted"
+        ),
+    ] = []
     neighbours: Annotated[
         Positive, Field(description="the number of most frequent transitions that are kept per item")
     ] = 100
@@ -325,6 +343,22 @@ class Memory(StrictModel):
             raise ValueError("voters must be transitions, or transitions and nearest, each once")
         return voters
 
+    @field_validator("decay")
+    @classmethod
+    def _check_decay(cls, decay: float | None, info: ValidationInfo) -> float | None:
+        """Check that the weights of events are defined once."""
+        if decay is not None and info.data.get("fade", _FADE) != _FADE:
+            raise ValueError("fade and decay both weigh a user's newest events; give one of them")
+        return decay
+
+    @field_validator("signals")
+    @classmethod
+    def _check_signals(cls, signals: list[str]) -> list[str]:
+        """Check that no signal is listed twice."""
+        if len(set(signals)) < len(signals):
+            raise ValueError("name each signal once")
+        return signals
+
 
 class Model(Replaceable):
     """The model and its memory of transitions."""
@@ -342,14 +376,17 @@ class Model(Replaceable):
     def make_count_options(self) -> dict[str, Any]:
         """Return the options of counting transitions: those of the memory, or its defaults if it is off."""
         memory = self._get_memory() or Memory()
-        count_keys = {"reach", "neighbours", "events"}
+        count_keys = {"reach", "neighbours", "events", *(["reverse"] if memory.reverse else ())}
         return {**memory.model_dump(include=count_keys), "half_life_s": memory.half_life}
 
     def make_vote_options(self) -> dict[str, Any] | None:
         """Return the options of the memory's votes (`VoteOptions`); None without a memory."""
         memory = self._get_memory()
-        return memory and {
-            **memory.model_dump(include={"width", "last", "fade"}),
+        if memory is None:
+            return None
+        new_keys = [key for key in ("decay", "signals") if getattr(memory, key)]
+        return {
+            **memory.model_dump(include={"width", "last", "fade", *new_keys}),
             "nearest": "nearest" in memory.voters,
         }
 
@@ -357,6 +394,11 @@ class Model(Replaceable):
         """Return the names of the memory's voters; none without a memory."""
         memory = self._get_memory()
         return list(memory.voters) if memory else []
+
+    def list_signals(self) -> list[str]:
+        """Return the columns of items whose similarity counts in the memory's votes."""
+        memory = self._get_memory()
+        return list(memory.signals) if memory else []
 
     def _get_memory(self) -> Memory | None:
         """Return the options of the memory; None if it is off."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from nonet.controller.record import checkpoint
 from nonet.deploy.serving.offline import export
 from nonet.embedding.storage import segments
-from nonet.models.generation import trie
+from nonet.models.generation import signals, trie
 from nonet.models.keras import optimizer
 from nonet.samples.batches.graphs import graphs
 from nonet.samples.ledger import ledger
@@ -30,6 +30,7 @@ WRITTEN = {
     ),
     "graphs": graphs.FORMAT,
     "catalogue trie": trie.FORMAT,
+    "signals of a memory": signals.FORMAT,
     "ledger of samples": ledger._FORMAT_WITHOUT_CONTENT,
     "ledger of samples from files": ledger._FORMAT,
     "packed store": base._FORMAT,

@@ -1,4 +1,4 @@
-"""The cost of a memory: the same steps of the quickstart with `model.memory` on and off, in turn."""
+"""The cost of a memory: the same steps of the quickstart with its memory, without signals, and without a memory, in turn."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SCENARIO, _WIDTH, _USERS = "quickstart", 16, 64
 
 
 def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
-    """Time the steps of both sides, in one thread.
+    """Time the steps of all sides, in one thread.
 
     Args:
         rounds: Timed rounds.
-        warm: Steps that both sides train first, so that beams are those of a trained model.
+        warm: Steps that all sides train first, so that beams are those of a trained model.
 
     Returns:
         Milliseconds of a supervised step, a rollout of 64 users x 16 beams, an RL update of it, and exhaustive scores
-        of 256 prompts; and their ratios, on / off.
+        of 256 prompts; and their ratios to those without a memory.
     """
     import torch
 
@@ -31,7 +31,7 @@ def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             facts = _tokenise_data(Path(folder))
-            sides = {how: _MemorySide(facts, how, warm) for how in ("off", "on")}
+            sides = {how: _MemorySide(facts, changes, warm) for how, changes in _SIDES.items()}
             calls = {
                 f"{what} {how}": getattr(side, name)
                 for what, name in _CALLS.items()
@@ -40,10 +40,17 @@ def bench_memory(rounds: int = 7, warm: int = 20) -> dict[str, Any]:
             taken = measure_milliseconds(calls, rounds)
     finally:
         torch.set_num_threads(threads)
-    ratio = {what: taken[f"{what} on CPU"] / taken[f"{what} off CPU"] for what in _CALLS}
+    ratio = {
+        f"{what} {how}": taken[f"{what} {how} CPU"] / taken[f"{what} off CPU"]
+        for what in _CALLS
+        for how in _SIDES
+        if how != "off"
+    }
     return {"rows": [taken], "ratio": ratio}
 
 
+# Changes of the scenario by side.
+_SIDES = {"off": ["model.memory=off"], "on": [], "no signals": ["model.memory.signals=[]"]}
 _CALLS = {
     "supervised step": "step",
     "rollout": "roll_out",
@@ -64,9 +71,9 @@ def _tokenise_data(folder: Path) -> dict[str, str]:
 
 
 class _MemorySide:
-    """Trainer, shard and rollout in this process, with the memory on or off."""
+    """Trainer, shard and rollout in this process, with a changed scenario."""
 
-    def __init__(self, artifact_dirs: dict[str, str], memory: str, warm: int):
+    def __init__(self, artifact_dirs: dict[str, str], changes: list[str], warm: int):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import make_run_setup, make_stage_setups
         from nonet.samples.batches import list_prompts
@@ -74,7 +81,7 @@ class _MemorySide:
         from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
         from nonet.workers.runtime import Place
 
-        scenario, _ = load_scenario(_SCENARIO, [f"model.memory={memory}"])
+        scenario, _ = load_scenario(_SCENARIO, changes)
         run = make_run_setup(scenario)
         shard, self._trainer, self._rollout = EmbeddingShard(run), Trainer(run), Rollout(run)
         self._trainer.place = Place(role="trainer", peers={"embedding": shard})

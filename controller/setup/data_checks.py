@@ -28,7 +28,7 @@ from nonet.controller.setup.worker_setup import (
     make_stage_setups,
 )
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer import check_tokenizer
+from nonet.models.tokenizer import check_signals, check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import describe_lists, measure_profile
@@ -104,6 +104,7 @@ def check_data(
             read_edges(name, graph, ids if seq is not None else None)
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
+    check_signals(data.signals, items)
     if seq is not None:
         _check_sequence_lengths(scenario, seq)
         notes = scenario.model.spec.check_events(scenario, seq)

@@ -62,6 +62,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         seed=scenario.seed,
         known=known_run,
         transitions=scenario.model.make_count_options(),
+        signals=tuple(scenario.model.list_signals()),
         prepare=data.prepare,
         compress=data.events,
         labels=tuple(

@@ -94,6 +94,8 @@ def make_model_options(scenario: Scenario) -> dict[str, Any]:
     tasks = model.spec.list_tasks(scenario)
     context = ModelContext(levels=0, codes=0, history=scenario.data.history, tasks=tasks)
     memory_option = {"memory": model.list_voters()} if model.list_voters() else {}
+    if model.list_signals():
+        memory_option["memory_signals"] = model.list_signals()
     build_options = model.spec.make_build_options(model.get_options(), context)
     return {"use": model.address, **memory_option, **build_options}
 

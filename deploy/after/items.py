@@ -26,8 +26,8 @@ from nonet.controller.record import RunFolder, find_run, open_for_writing
 from nonet.controller.setup import get_scenario_folder
 from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
-from nonet.models.generation import Corpus, Trie
-from nonet.models.tokenizer import KnownSids, compute_item_vectors
+from nonet.models.generation import Corpus, ItemSignals, Trie, list_signal_files
+from nonet.models.tokenizer import KnownSids, compute_item_vectors, extend_signals
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.storage import FILE_LOCKS, change_run, find_copy
@@ -188,8 +188,9 @@ def _write_artifacts(
         )
         written_artifacts["sids"] = store_artifact(root, "sids", lambda target: write_sids(target, sids_ML))
         if "transitions" in artifacts:
-            transitions = _extend_transitions(corpus.transitions, len(items))
-            written_artifacts["transitions"] = store_artifact(root, "transitions", transitions.save)
+            written_artifacts["transitions"] = store_artifact(
+                root, "transitions", lambda target: _write_memory(target, corpus, items)
+            )
     trie = Trie.build(sids_ML, corpus.codes, items=allowed_indices)
     written_artifacts["catalogue"] = store_artifact(root, "catalogue", trie.save)
     return written_artifacts
@@ -208,6 +209,14 @@ def _copy_sequences(source: Path, target: Path, items: pa.Table, keys_M: np.ndar
             shutil.copyfile(path, copy_path)
     pq.write_table(items, target / "items.parquet")
     np.save(target / "item_keys.npy", keys_M)
+
+
+def _write_memory(target: Path, corpus: Corpus, items: pa.Table) -> None:
+    """Write the counts of transitions, and the signals of the memory if it has any, with the new items of a table."""
+    _extend_transitions(corpus.transitions, len(items)).save(target)
+    if files := list_signal_files(Path(corpus.folders["transitions"])):
+        signals = ItemSignals.map(files)
+        extend_signals(signals, items.slice(len(signals))).save(target)
 
 
 def _extend_transitions(transitions: Transitions, item_count: int) -> Transitions:

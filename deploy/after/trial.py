@@ -20,7 +20,6 @@ from nonet.controller.scenario import RewardOptions, check_supported
 from nonet.controller.setup import list_reward_options, make_data_setup, preflight
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, NonetError
-from nonet.models.generation import as_array
 from nonet.random import rng
 from nonet.rl import join
 from nonet.rl.rewards import (
@@ -37,6 +36,7 @@ from nonet.rl.rewards import (
 from nonet.samples.batches import find_rl_events, gather_seen_items, locate_events
 from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
+from nonet.samples.tokenised import as_array
 from nonet.types import Jagged, Rollouts
 
 _WIDTH, _LEVELS = 16, 3  # number of beams of a user, and of levels of their artificial semantic ids

@@ -169,7 +169,13 @@ def build_memory_table(report: Report) -> ReportTable:
     scores_with_memory = {row.name: row.scores for row in select_scores(report)}
     memory_by_stage = _get_part(report, "memory")
     # The names of the weights; see MEMORY_NOTE.
-    weights = "lbcm" if any("m" in memory for memory in memory_by_stage.values()) else "lbc"
+    known = ("l", "b", "c", "m")
+    weights = [
+        *(name for name in known if any(name in memory for memory in memory_by_stage.values())),
+        *dict.fromkeys(
+            name for memory in memory_by_stage.values() for name in memory if name.startswith("g ")
+        ),
+    ]
     for stage, memory in memory_by_stage.items():
         cells: list[TableCell | str] = []
         for metric in metrics:
@@ -189,7 +195,8 @@ def build_memory_table(report: Report) -> ReportTable:
 MEMORY_NOTE = (
     "A list mixes the model's distribution p with the votes v of items that followed the user's newest items in training, as "
     "(1 - l) p + l q with q ~ p^b v^c: a larger l gives the memory more weight. m is the share in v of the items nearest to the "
-    "user's state, if they vote. The gain is colored if its 95 % interval excludes 0."
+    "user's state, if they vote; g weighs the similarity with the newest items in a column, if the memory has signals. The gain "
+    "is colored if its 95 % interval excludes 0."
 )
 
 

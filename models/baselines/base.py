@@ -6,10 +6,10 @@
         def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
 
 Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that names
-them; `transitions` is a function that returns the run's counts of transitions. A baseline whose scores differ between prompts in
-few items may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without [P, I]. A baseline may describe its
-training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. One that trains for minutes may also have
-`fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
+them; `transitions` and `items` are functions that return the run's counts of transitions and its item table. A baseline whose
+scores differ between prompts in few items may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without [P, I].
+A baseline may describe its training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. If its training takes
+minutes, it may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from nonet.replaceable import Replaceable
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
     from nonet.samples.sequences import Sequences, Transitions
 
 # Shapes: P prompts, I items.
 
 # Arguments that the run passes to constructors that declare them.
-_RUN_ARGUMENTS = ("seed", "history", "transitions")
+_RUN_ARGUMENTS = ("seed", "history", "transitions", "items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ def make_baseline(
     seed: int,
     history: int,
     transitions: Callable[[], Transitions] | None = None,
+    items: Callable[[], pa.Table] | None = None,
 ) -> Baseline:
     """Create the baseline that `config["use"]` names, with the other keys as its options.
 
@@ -137,6 +139,7 @@ def make_baseline(
         seed: Seed of the run.
         history: Maximum number of events of a history.
         transitions: Returns the transitions that the run has counted.
+        items: Returns the item table.
 
     Raises:
         ConfigError: The baseline cannot be created with these options.
@@ -145,7 +148,7 @@ def make_baseline(
     use = options.pop("use")
     baseline_class = load_heavy(BASELINES.get(use).build)
     parameters = inspect.signature(baseline_class).parameters
-    run_arguments = zip(_RUN_ARGUMENTS, (seed, history, transitions), strict=True)
+    run_arguments = zip(_RUN_ARGUMENTS, (seed, history, transitions, items), strict=True)
     accepted = {key: value for key, value in run_arguments if key in parameters}
     try:
         return baseline_class(n_items, **accepted, **options)

@@ -6,8 +6,8 @@ Beauty with the last item held out, 0.052, against 0.038 of TIGER.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,14 +81,7 @@ class TransitionCounter:
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
-        locate_events(seq, users, positions)
-        scores = np.empty((len(users), len(self.popularity)), np.float32)
-        for part in _iterate_slices(len(users), _CHUNK_PROMPTS):
-            votes = self.votes(seq, users[part], positions[part])
-            dense = np.zeros((len(users[part]), len(self.popularity)))
-            dense[votes.prompt, votes.item] = votes.weight
-            scores[part] = dense + votes.prior
-        return scores
+        return score_all_items(self, len(self.popularity), seq, users, positions)
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the votes of the last events of each prompt; the popularity is the prior of all items."""
@@ -110,6 +103,16 @@ class TransitionCounter:
 SPEC = BaselineSpec(TransitionCounter, quick=True)
 
 
-def _iterate_slices(total: int, size: int) -> Iterator[slice]:
-    """Yield the slices of chunks of at most `size` of `total` entries."""
-    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+def score_all_items(
+    baseline: Any, n_items: int, seq: Sequences, users: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """Compute the scores of all items for each prompt, float32 [P, I], from the sparse votes of a baseline."""
+    locate_events(seq, users, positions)
+    scores = np.empty((len(users), n_items), np.float32)
+    for start in range(0, len(users), _CHUNK_PROMPTS):
+        part = slice(start, min(start + _CHUNK_PROMPTS, len(users)))
+        votes = baseline.votes(seq, users[part], positions[part])
+        dense = np.zeros((len(users[part]), n_items))
+        dense[votes.prompt, votes.item] = votes.weight
+        scores[part] = dense + votes.prior
+    return scores

@@ -3,22 +3,24 @@ from .beams import search_beams as search_beams
 from .corpus import Catalogue as Catalogue
 from .corpus import Corpus as Corpus
 from .corpus import load_events as load_events
-from .corpus_items import as_array as as_array  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .corpus_items import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .exhaustive import mix_votes as mix_votes
 from .exhaustive import score_items as score_items
 from .exhaustive import select_top_items as select_top_items
 from .fitting import HeldOutVotes as HeldOutVotes
 from .fitting import fit as fit
+from .fitting import fit_signals as fit_signals
 from .logprob import legal_log_softmax as legal_log_softmax
 from .logprob import log_prob as log_prob
 from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
+from .memory import SIGNAL_WEIGHTS as SIGNAL_WEIGHTS
 from .memory import attach as attach
 from .memory import compute_leaf_log_probs as compute_leaf_log_probs
 from .memory import compute_policy_log_prob as compute_policy_log_prob
+from .memory import compute_similarity_weights as compute_similarity_weights
 from .memory import compute_vote_shares as compute_vote_shares
 from .memory import get_memory_weights as get_memory_weights
 from .memory import get_nearest_share as get_nearest_share
+from .memory import get_signal_weights as get_signal_weights
 from .memory import remember as remember
 from .memory import score_leaves as score_leaves
 from .nearest import QUERY as QUERY
@@ -26,8 +28,13 @@ from .nearest import compute_nearest_loss as compute_nearest_loss
 from .recommender import Recommender as Recommender
 from .recommender import get_keys as get_keys
 from .recommender import move_batch as move_batch
+from .signals import SIGNAL_FILES as SIGNAL_FILES
+from .signals import ItemSignals as ItemSignals
+from .signals import list_signal_files as list_signal_files
+from .signals import open_signals as open_signals
 from .topk import select_top_k as select_top_k
 from .trie import Trie as Trie
+from .votes import VoteCounter as VoteCounter
 from .votes import VoteOptions as VoteOptions
 from .votes import Voters as Voters
 from .votes import Votes as Votes

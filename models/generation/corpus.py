@@ -6,7 +6,7 @@ All of it is read-only. The trie, the events and the counts of transitions are m
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.models.generation.corpus_items import as_array, read_items
+from nonet.models.generation.signals import ItemSignals, list_signal_files, open_signals
 from nonet.models.generation.trie import Trie
 from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
-from nonet.samples.tokenised import StoredSequences
+from nonet.samples.tokenised import StoredSequences, as_array, read_items
 
 # Shapes: I items, L levels, n events.
 
@@ -80,6 +80,10 @@ class Corpus(Catalogue):
     def transitions(self) -> Transitions:
         """Counts of how often an item followed another one closely in training events."""
         return Transitions.load(Path(self.folders["transitions"]))
+
+    def open_signals(self, names: Sequence[str]) -> ItemSignals | None:
+        """Open the signals of the memory, whose files are beside the counts of transitions; None if it has none."""
+        return open_signals(list_signal_files(Path(self.folders["transitions"])), names)
 
     joins: StoreJoins | None = None
     stored: StoredSequences | None = None

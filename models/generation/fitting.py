@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from nonet.models.generation.votes import Votes, mix_vote_shares
 
-# Shapes: U prompts, V votes, G candidates (l, b, c).
+# Shapes: U prompts, V votes, G candidates (l, b, c), K signals.
 
 Weights = tuple[float, float, float]
 
@@ -28,6 +29,10 @@ FIT_GRID = (
 )
 _REFINEMENTS = 3  # Number of finer grids.
 _MAX_WEIGHTS = (0.98, 1.5, 2.5)  # Upper limits of l, b and c.
+# Values of a signal's weight g in the first search.
+_SIGNAL_GRID = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SIGNAL_STEPS = (0.5, 0.25, 0.12)  # Steps of the finer searches.
+_SIGNAL_ROUNDS = 2  # Number of times that each g, then (l, b, c) is fitted, given the others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class HeldOutVotes:
         votes: Votes [U, V] of transitions for these leaves; 0 for padding.
         place: Index [U] of the target among the voted leaves; -1 if it is not among them.
         nearest: Votes [U, V] of the nearest items for the same leaves.
+        similarity: Similarities [U, V, K] of the same leaves' items with the voters; None without signals.
+        signal_weights: Weight g of each signal [K] in a likelihood.
     """
 
     target: np.ndarray
@@ -47,6 +54,12 @@ class HeldOutVotes:
     votes: np.ndarray
     place: np.ndarray
     nearest: np.ndarray
+    similarity: np.ndarray | None = None
+    signal_weights: tuple[float, ...] = ()
+
+    def weigh_signals(self, signal_weights: Sequence[float]) -> HeldOutVotes:
+        """Return the same events with other weights of the signals [K]."""
+        return replace(self, signal_weights=tuple(signal_weights))
 
     def mix_nearest(self, share: float) -> HeldOutVotes:
         """Return the same events with votes in which the nearest items have weight `share`."""
@@ -69,7 +82,8 @@ class HeldOutVotes:
         is_target_UV = (votes.leaf == leaf_U1) & (votes.leaf >= 0)
         place_U = torch.where(is_target_UV.any(1), is_target_UV.int().argmax(1), -1)
         arrays = target_U.double(), leaves_UV.double(), votes.weight.double(), place_U, nearest_UV.double()
-        return cls(*(part.cpu().numpy() for part in arrays))
+        similarity = None if votes.similarity is None else votes.similarity.double().cpu().numpy()
+        return cls(*(part.cpu().numpy() for part in arrays), similarity=similarity)
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOutVotes]) -> HeldOutVotes:
@@ -79,8 +93,8 @@ class HeldOutVotes:
             return cls(np.empty(0), empty, empty, np.empty(0, np.int64), empty)
         max_votes = max(part.votes.shape[1] for part in parts)
 
-        def pad_leaves(array_UV: np.ndarray) -> np.ndarray:
-            return np.pad(array_UV, ((0, 0), (0, max_votes - array_UV.shape[1])))
+        def pad_leaves(array: np.ndarray) -> np.ndarray:
+            return np.pad(array, ((0, 0), (0, max_votes - array.shape[1]), *[(0, 0)] * (array.ndim - 2)))
 
         return cls(
             np.concatenate([part.target for part in parts]),
@@ -88,6 +102,11 @@ class HeldOutVotes:
             np.concatenate([pad_leaves(part.votes) for part in parts]),
             np.concatenate([part.place for part in parts]),
             np.concatenate([pad_leaves(part.nearest) for part in parts]),
+            None
+            if parts[0].similarity is None
+            else np.concatenate(
+                [pad_leaves(part.similarity) for part in parts if part.similarity is not None]
+            ),
         )
 
     def compute_likelihood(self, candidates: Sequence[Weights]) -> np.ndarray:
@@ -97,7 +116,7 @@ class HeldOutVotes:
         leaf_logp_UV = np.where(is_voted_UV, self.leaves, 0.0)
         log_votes_UV = np.log(np.where(is_voted_UV, self.votes, 1.0)) + np.where(is_voted_UV, 0.0, -1e30)
         vote_probs = {
-            (b, c): self._compute_vote_prob(b * leaf_logp_UV + max(c, 1e-9) * log_votes_UV)
+            (b, c): self._compute_vote_prob(self._add_signals(b * leaf_logp_UV + max(c, 1e-9) * log_votes_UV))
             for b, c in dict.fromkeys((b, c) for _, b, c in candidates)
         }
         return np.array(
@@ -106,6 +125,12 @@ class HeldOutVotes:
                 for l, b, c in candidates  # noqa: E741
             ]
         )
+
+    def _add_signals(self, logit_UV: np.ndarray) -> np.ndarray:
+        """Add the weighted similarities to logits of the voted leaves."""
+        if self.similarity is None:
+            return logit_UV
+        return logit_UV + self.similarity @ np.asarray(self.signal_weights)
 
     def _compute_vote_prob(self, logit_UV: np.ndarray) -> np.ndarray:
         """Compute the softmax of `logit_UV` over the voted leaves, and return its value [U] at each target."""
@@ -119,15 +144,49 @@ def fit(likelihood: Callable[[Sequence[Weights]], np.ndarray]) -> Weights:
 
     `likelihood` maps candidates to their log-likelihoods, summed over all ranks.
     """
-    axes = [list(axis) for axis in FIT_GRID]
-    best: Weights = (0.0, 0.0, 0.0)
-    first_steps = (0.08, 0.12, 0.12)
-    for n_halvings in range(_REFINEMENTS + 1):
-        candidates: list[Weights] = [(l, b, c) for l, b, c in product(*axes)]  # noqa: E741
-        best = candidates[int(np.argmax(likelihood(candidates)))]
-        steps = [step / 2**n_halvings for step in first_steps]
+    candidates: list[Weights] = [(l, b, c) for l, b, c in product(*FIT_GRID)]  # noqa: E741
+    return _refine(likelihood, candidates[int(np.argmax(likelihood(candidates)))])
+
+
+def _refine(likelihood: Callable[[Sequence[Weights]], np.ndarray], best: Weights) -> Weights:
+    """Return the best weights of finer and finer grids around `best`."""
+    for n_halvings in range(_REFINEMENTS):
+        steps = [step / 2**n_halvings for step in (0.08, 0.12, 0.12)]
         axes = [
             [round(min(maximum, max(0.0, value + k * step)), 4) for k in (-1, 0, 1)]
             for value, step, maximum in zip(best, steps, _MAX_WEIGHTS, strict=True)
         ]
+        candidates: list[Weights] = [(l, b, c) for l, b, c in product(*axes)]  # noqa: E741
+        best = candidates[int(np.argmax(likelihood(candidates)))]
     return best
+
+
+def fit_signals(
+    likelihood: Callable[[Sequence[Weights], Sequence[float]], np.ndarray], weights: Weights, n_signals: int
+) -> tuple[Weights, list[float]]:
+    """Return the weights (l, b, c) and the weight g of each signal [K] with the highest likelihood that a search finds.
+
+    Each g is searched with all other weights fixed, then (l, b, c) around their values; a grid would grow with the signals.
+
+    Args:
+        likelihood: Maps candidates (l, b, c), and the weight of each signal, to log-likelihoods summed over all ranks.
+        weights: The weights (l, b, c) that the search begins with.
+        n_signals: Number of signals K.
+    """
+    signal_weights = [0.0] * n_signals
+    for _ in range(_SIGNAL_ROUNDS):
+        for k in range(n_signals):
+            for values in (
+                lambda: _SIGNAL_GRID,
+                *(partial(_list_values_around, signal_weights, k, step) for step in _SIGNAL_STEPS),
+            ):
+                candidates = [[*signal_weights[:k], value, *signal_weights[k + 1 :]] for value in values()]
+                scores = [float(likelihood([weights], candidate)[0]) for candidate in candidates]
+                signal_weights[:] = candidates[int(np.argmax(scores))]
+        weights = _refine(lambda candidates: likelihood(candidates, signal_weights), weights)
+    return weights, signal_weights
+
+
+def _list_values_around(signal_weights: Sequence[float], k: int, step: float) -> list[float]:
+    """Return the weight of signal k, and values one step below and above it."""
+    return [round(max(0.0, signal_weights[k] + n * step), 4) for n in (0, -1, 1)]

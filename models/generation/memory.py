@@ -1,14 +1,15 @@
 """Memory over the trie: a mixture of a model and the votes of item transitions, normalised over the catalogue.
 
-    pi(y) = (1 - l) p(y) + l q(y),   q(y) ~ p(y)^b v(y)^c on the voted leaves
+    pi(y) = (1 - l) p(y) + l q(y),   q(y) ~ p(y)^b v(y)^c exp(sum_k g_k s_k(y)) on the voted leaves
 
-p is the model's probability of an item, and v(y) the weight of the votes for it. The items of a user's history vote for the items
-that followed them in training events; the leaves of these items are the voted leaves. The decoder generalises through codes,
-transitions memorise pairs of items. The mixture ranks better than either and has a higher likelihood than the model (quickstart:
-recall@10 0.146 to 0.188, 6.63 to 6.52 nats per event). b = 0 is a plain mixture of model and votes, b = 1 nearly a product of
-experts. The model is evaluated at the voted leaves only. A prompt without votes has l = 0. The log-probability of a level is the
-difference of the log-masses of two nodes, log Pi(child) - log Pi(node), where Pi(node) is the sum of pi over the leaves below.
-So code that reads log-probabilities level by level works unchanged.
+p is the model's probability of an item, v(y) the weight of the votes for it, and s_k(y) its similarity with the voters in signal
+k, if there are signals (`signals.py`). The items of a user's history vote for the items that followed them in training events;
+the leaves of these items are the voted leaves. The decoder generalises through codes, transitions memorise pairs of items. The
+mixture ranks better than either and has a higher likelihood than the model (quickstart: recall@10 0.146 to 0.188, 6.63 to 6.52
+nats per event). b = 0 is a plain mixture of model and votes, b = 1 nearly a product of experts. The model is evaluated at the
+voted leaves only. A prompt without votes has l = 0. The log-probability of a level is the difference of the log-masses of two
+nodes, log Pi(child) - log Pi(node), where Pi(node) is the sum of pi over the leaves below. So code that reads log-probabilities
+level by level works unchanged.
 """
 
 from __future__ import annotations
@@ -25,17 +26,21 @@ from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 
-# Shapes: U prompts, W leaves to score, V voted leaves, L levels.
+# Shapes: U prompts, W leaves to score, V voted leaves, L levels, K signals.
 
 MEMORY_WEIGHTS = "memory"
 """Name of a model's buffer with the memory weights (l, b, c), followed by m if the nearest items vote too.
 
 Being a buffer, it is stored in checkpoints and published versions like the other weights."""
+SIGNAL_WEIGHTS = "memory_signals"
+"""Name of a model's buffer with the weight g of each signal [K], if its memory has signals."""
 _INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE = (0.2, 0.75, 1.2), 0.25  # (l, b, c) and m before they are fitted
+_INITIAL_SIGNAL_WEIGHT = 0.5  # g before it is fitted
+_MIN_VOTE_EXPONENT = 0.25  # With a c below it, leaves are selected as with it: the votes always count.
 _QUERY_STD = 0.05  # Standard deviation of the initial query matrix.
 
 
-def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
+def attach(model: Any, seed: int = 0, row_width: int | None = None, n_signals: int = 0) -> None:
     """Add the memory weights (l, b, c) to a model as a buffer with their initial values.
 
     Args:
@@ -43,9 +48,12 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None) -> None:
         seed: Seed of the query matrix.
         row_width: Width of an item's embedding row, to let the items nearest to the model's state vote too. Adds their share m of
             the votes to the weights, and to the model a matrix that maps a state to a query for rows. None for no such votes.
+        n_signals: Number of signals K, whose weights are a buffer of their own.
     """
     initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
+    if n_signals:
+        model.register_buffer(SIGNAL_WEIGHTS, torch.tensor([_INITIAL_SIGNAL_WEIGHT] * n_signals))
     if row_width is None:
         return
     with torch.random.fork_rng(devices=[]):
@@ -67,6 +75,18 @@ def get_nearest_share(model: nn.Module) -> float:
     return weights[3] if len(weights) > 3 else 0.0
 
 
+def get_signal_weights(model: nn.Module) -> list[float]:
+    """Return the weight g of each signal [K]; none without signals."""
+    weights = getattr(model, SIGNAL_WEIGHTS, None)
+    return [] if weights is None else weights.tolist()
+
+
+def compute_similarity_weights(model: nn.Module) -> list[float]:
+    """Return the weight of each signal relative to the logarithm of the votes [K], by which voted leaves are selected."""
+    weights = get_signal_weights(model)
+    return [weight / max(get_memory_weights(model)[2], _MIN_VOTE_EXPONENT) for weight in weights]
+
+
 @dataclass(frozen=True, slots=True)
 class VoteMixture:
     """The distribution over the voted leaves of each prompt, to be mixed with the model's.
@@ -85,7 +105,10 @@ class VoteMixture:
     def of(cls, model: nn.Module, votes: Votes, logp_UV: Tensor) -> VoteMixture:
         """Compute q from the votes and the model's log-probabilities [U, V] of the voted leaves; differentiable."""
         l, b, c = get_memory_weights(model)  # noqa: E741
-        logit_UV = (b * logp_UV + c * votes.weight.clamp_min(1e-30).log()).masked_fill(votes.leaf < 0, -1e30)
+        logit_UV = b * logp_UV + c * votes.weight.clamp_min(1e-30).log()
+        if votes.similarity is not None:
+            logit_UV = logit_UV + (votes.similarity * getattr(model, SIGNAL_WEIGHTS)).sum(-1)
+        logit_UV = logit_UV.masked_fill(votes.leaf < 0, -1e30)
         has_votes_U = (votes.leaf >= 0).any(1)
         q_UV = logit_UV.softmax(1).masked_fill(votes.leaf < 0, 0.0)
         return cls(votes, q_UV, has_votes_U.to(q_UV.dtype) * l)

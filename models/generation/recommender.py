@@ -18,6 +18,7 @@ from nonet.embedding.reading import LocalReader, SparseReader
 from nonet.models.generation.beams import Beams, SubCatalogue, search_beams
 from nonet.models.generation.corpus import Corpus
 from nonet.models.generation.exhaustive import mix_votes, score_items
+from nonet.models.generation.memory import compute_similarity_weights
 from nonet.models.generation.votes import Voters, Votes
 from nonet.samples.batches import gather_masked_items, make_prompt_batch
 from nonet.samples.sequences import Sequences
@@ -179,7 +180,8 @@ class Recommender:
         if self.voters.nearest:
             self._refresh_item_rows(self.voters)
         seq = self.corpus.seq if seq is None else seq
-        return self.voters.compute_votes(seq, users, positions, hidden, within).to(self.device)
+        weights = compute_similarity_weights(self.model)
+        return self.voters.compute_votes(seq, users, positions, hidden, within, weights).to(self.device)
 
     def _refresh_item_rows(self, voters: Voters) -> None:
         """Give the voters the present rows of their items, which are read only if the reader has a new version.

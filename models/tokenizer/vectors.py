@@ -7,7 +7,6 @@ So weights are comparable whatever the widths.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
+from nonet.models.tokenizer.signals import has_words, split_words
 from nonet.models.tokenizer.sparse_matrix import compute_ppmi, compute_svd, compute_tfidf
 from nonet.models.tokenizer.text_sources import format_encoder, join_texts, list_encoders
 from nonet.samples.sequences import Sequences
@@ -32,7 +32,6 @@ WEIGHTS = {"title": 0.3, "categories": 0.5}
 _NON_FEATURES = ("item", "item_id", "events")
 _FILE_ENDINGS = (".npy", ".parquet")
 _CHUNK_TEXTS = 1 << 16  # Texts per chunk.
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 # A source or a list of sources, as in a scenario.
 Spec = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
@@ -188,14 +187,8 @@ def _compute_column_vectors(name: str, column: pa.ChunkedArray, dim: int, seed: 
         return _read_vectors(name, column)
     chunks = (column.slice(start, _CHUNK_TEXTS).to_pylist() for start in range(0, len(column), _CHUNK_TEXTS))
     values = (value for chunk in chunks for value in chunk)
-    if pa.types.is_string(column_type) or pa.types.is_large_string(column_type):
-        return compute_svd(
-            compute_tfidf(_WORD.findall((value or "").lower()) for value in values), dim, seed, name
-        )
-    if pa.types.is_list(column_type) or pa.types.is_large_list(column_type):
-        return compute_svd(
-            compute_tfidf([str(word).lower() for word in value or ()] for value in values), dim, seed, name
-        )
+    if has_words(column_type):
+        return compute_svd(compute_tfidf(map(split_words, values)), dim, seed, name)
     raise DataError(
         f"tokenizer.vectors: column {name!r} is {column_type}; it must be text, a list of text, a vector (list of floats), "
         "or a number."

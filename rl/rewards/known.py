@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError
-from nonet.models.generation import as_array, read_items
 from nonet.samples.sequences import Transitions
+from nonet.samples.tokenised import as_array, read_items
 
 # Shapes: I items, L levels.
 

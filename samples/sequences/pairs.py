@@ -36,6 +36,8 @@ class PairCounter:
         reach: Largest distance of a pair.
         weight_by_distance: Weight of a pair at the distances 1, 2, ... [reach].
         both: Whether each pair is also counted with the later event as the source.
+        reverse: Weight of the pair with the later event as the source, relative to the pair itself; 0 to not count it. Not with
+            `both`, which sums the weights of both directions in another order.
         compute_decay: Maps the later event's unix seconds [E] to a factor of the weight; None for 1.
     """
 
@@ -43,6 +45,7 @@ class PairCounter:
     reach: int
     weight_by_distance: np.ndarray
     both: bool = False
+    reverse: float = 0.0
     compute_decay: Callable[[np.ndarray], np.ndarray] | None = None
 
     def count_ranges(
@@ -84,15 +87,20 @@ class PairCounter:
 
     @property
     def _distance_bits(self) -> int:
-        """The number of low bits of a code that hold the distance."""
-        return self.reach.bit_length()
+        """The number of low bits of a code that hold the distance; `reach` is added to that of a reversed pair."""
+        return (2 * self.reach if self.reverse else self.reach).bit_length()
+
+    @property
+    def _has_both_directions(self) -> bool:
+        """Whether pairs with the later event as the source are counted too."""
+        return self.both or self.reverse > 0
 
     def _compute_bounds(self, seq: Sequences, select_events: EventSelector, range_pairs: int) -> np.ndarray:
         """Return the items at which ranges begin, and the end, so that ranges have about equally many pairs."""
         occurrences = np.zeros(self.n_items, np.int64)
         for part in seq.iterate_parts():
             occurrences += np.bincount(part.item[select_events(part)], minlength=self.n_items)
-        cumulative_pairs = np.cumsum(occurrences) * self.reach * (2 if self.both else 1)
+        cumulative_pairs = np.cumsum(occurrences) * self.reach * (2 if self._has_both_directions else 1)
         total = int(cumulative_pairs[-1]) if len(cumulative_pairs) else 0
         thresholds = np.arange(1, -(-total // range_pairs)) * range_pairs
         inner = np.unique(np.searchsorted(cumulative_pairs, thresholds) + 1)
@@ -108,10 +116,12 @@ class PairCounter:
             same_user = user[distance:] == user[:-distance]
             earlier, later = item[:-distance][same_user], item[distance:][same_user]
             codes.append((earlier * self.n_items + later) << self._distance_bits | distance)
-            if self.both:
-                codes.append((later * self.n_items + earlier) << self._distance_bits | distance)
+            if self._has_both_directions:
+                code = distance if self.both else self.reach + distance
+                codes.append((later * self.n_items + earlier) << self._distance_bits | code)
             if self.compute_decay is not None and time is not None:
-                decay += [self.compute_decay(time[distance:][same_user])] * (2 if self.both else 1)
+                n_directions = 2 if self._has_both_directions else 1
+                decay += [self.compute_decay(time[distance:][same_user])] * n_directions
         return np.concatenate(codes), np.concatenate(decay)
 
     def _spill_codes(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, decay: np.ndarray) -> None:
@@ -138,7 +148,10 @@ class PairCounter:
             codes = np.sort(codes)
         key = codes >> self._distance_bits
         distance = codes & (1 << self._distance_bits) - 1
-        weight = np.asarray(self.weight_by_distance, np.float64)[distance - 1]
+        weight_by_distance = np.asarray(self.weight_by_distance, np.float64)
+        if self.reverse:
+            weight_by_distance = np.concatenate([weight_by_distance, self.reverse * weight_by_distance])
+        weight = weight_by_distance[distance - 1]
         if len(decay):
             weight = decay * weight
         is_first = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.empty(0, bool)

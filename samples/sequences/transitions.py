@@ -1,9 +1,9 @@
 """Counts how often one item follows another, and keeps the most frequent successors of each item, memory-mapped.
 
 The count c(x, y) is the sum of 1 / distance over the pairs of a user's counted events (x, then y) that are at most `reach` events
-apart; n(x) is the number of occurrences of x. One artifact serves the transition counter and the memory of models. Keeping only
-100 neighbours per item loses nothing measurable (quickstart: recall@10 0.1362 against 0.1368). A neighbour takes 8 bytes, an
-int32 item and a float32 count.
+apart, and of `reverse` / distance over those of (y, then x); n(x) is the number of occurrences of x. One artifact serves the
+transition counter and the memory of models. Keeping only 100 neighbours per item loses nothing measurable (quickstart: recall@10
+0.1362 against 0.1368). A neighbour takes 8 bytes, an int32 item and a float32 count.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class CountOptions:
         neighbours: Number of neighbours that are kept per item.
         events: Names of the kinds of events that are counted; empty for all.
         half_life_s: Age in seconds at which a pair counts half; None for no decay.
+        reverse: Weight of a pair whose items follow each other in reverse order, relative to one in order.
     """
 
     reach: int = 3
     neighbours: int = 100
     events: tuple[str, ...] = ()
     half_life_s: float | None = None
+    reverse: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +177,8 @@ class Transitions:
 def _write_meta(folder: Path, until: int, options: CountOptions) -> None:
     """Write meta.json, which completes a folder of transitions."""
     meta = {"until": until, **asdict(options)}
+    if not options.reverse:
+        del meta["reverse"]  # the same bits as before this option
     write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
 
 
@@ -195,6 +199,7 @@ def _count_by_range(
         n_items,
         options.reach,
         1 / np.arange(1, options.reach + 1),
+        reverse=options.reverse,
         compute_decay=None
         if options.half_life_s is None
         else lambda time: compute_decay(time, until, options),

@@ -1,4 +1,4 @@
-"""Tokenised sequences in a store: a user's events and their semantic ids by the user's id."""
+"""The item table among the artifacts of a run, and tokenised sequences in a store by the user's id."""
 
 import lazy_loader
 

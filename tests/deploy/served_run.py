@@ -9,7 +9,8 @@ from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.deploy.opened import OpenedRun
 from nonet.models.inference import EventHistory
-from nonet.samples.sequences import Transitions
+from nonet.models.tokenizer import compute_signals
+from nonet.samples.sequences import CountOptions, Transitions
 
 
 class TrainedRun:
@@ -26,12 +27,13 @@ class TrainedRun:
             edit(self.ring.scenario)
         if memory:
             text = self.ring.scenario.read_text().replace(
-                "use: sid_decoder,", "use: sid_decoder, memory: on,"
+                "use: sid_decoder,", "use: sid_decoder, memory: {reverse: 0.3, signals: [title]},"
             )
             self.ring.scenario.write_text(text)
             corpus = self.ring.corpus()
             home = folder / "transitions"
-            Transitions.write(home, corpus.seq, len(corpus.sids))
+            Transitions.write(home, corpus.seq, len(corpus.sids), CountOptions(reverse=0.3))
+            compute_signals(corpus.items, ["title"]).save(home)
             self.ring.folders["transitions"] = str(home)
             self.ring.facts["artifacts"]["transitions"] = {
                 "kind": "transitions",

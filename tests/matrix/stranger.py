@@ -326,7 +326,17 @@ VARIANTS: dict[str, Any] = {
         "data": {"source": {"use": "parquet", "path": shop.write_lines(), "format": "lines"}}
     },
     "disk": lambda shop, kind: {"data": {"prepare": "disk"}},
-    "memory": lambda shop, kind: {"model": {"memory": "on"}},
+    "memory": lambda shop, kind: {
+        "model": {
+            "memory": {
+                "last": 10,
+                "decay": 1.0,
+                "reach": 6,
+                "reverse": 0.3,
+                "signals": ["title", "categories"],
+            }
+        }
+    },
     "no tables": lambda shop, kind: {},
     "file ids": lambda shop, kind: {"tokenizer": {"use": "file", "path": shop.write_sids()}},
     "rl": _reinforce,

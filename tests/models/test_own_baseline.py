@@ -63,7 +63,11 @@ def test_a_class_of_a_file_is_a_baseline_whose_arguments_are_keys(folder):
 
 def test_by_default_a_model_says_its_baselines(folder):
     body = {"name": "a", "data": {"interactions": "i"}, "stages": {"pretrain": {"epochs": 1}}}
-    assert list(make_baseline_options(make_scenario(body))) == ["popularity", "transition_counter"]
+    assert list(make_baseline_options(make_scenario(body))) == [
+        "popularity",
+        "transition_counter",
+        "attribute_counter",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_what_is_wrong_with_a_baseline_is_one_line(folder, baselines, said):
 
 
 def test_what_comes_with_nonet_is_found_by_name():
-    assert BASELINES.list_shipped() == ["popularity", "sasrec", "transition_counter"]
+    assert BASELINES.list_shipped() == ["attribute_counter", "popularity", "sasrec", "transition_counter"]
     assert [name for name in BASELINES.list_shipped() if BASELINES.get(name).quick] == [
         "popularity",
         "transition_counter",

@@ -13,7 +13,15 @@ import numpy as np
 from nonet.embedding.reading import RowLayer, SparseReader, merge_layers
 from nonet.embedding.storage import load_update
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Recommender, VoteOptions, Voters
+from nonet.models.generation import (
+    SIGNAL_FILES,
+    Corpus,
+    Recommender,
+    VoteOptions,
+    Voters,
+    list_signal_files,
+    open_signals,
+)
 from nonet.samples.sequences import Transitions
 from nonet.workers import load_weights, merge_shards
 from nonet.workers.registry.blobs import BlobStore
@@ -71,9 +79,16 @@ class VersionContents:
 
 
 def list_count_files(artifact_dirs: Mapping[str, str]) -> dict[str, Path]:
-    """Return the files of the transition counts among a run's artifacts, by name."""
+    """Return the files of the transition counts and of the signals among a run's artifacts, by name."""
     folder = Path(artifact_dirs["transitions"])
-    return {name: folder / f"{name}.npy" for name in COUNTS} | {"meta": folder / "meta.json"}
+    return {name: folder / get_count_file_name(name) for name in (*COUNTS, "meta")} | list_signal_files(
+        folder
+    )
+
+
+def get_count_file_name(name: str) -> str:
+    """Return the name of the file of an array of transition counts, of their metadata ("meta"), or of the signals."""
+    return {"meta": "meta.json", **SIGNAL_FILES}.get(name, f"{name}.npy")
 
 
 def load_recommender(
@@ -105,7 +120,9 @@ def make_recommender(
     """Build a recommender with a module that has its weights; the other arguments are those of `load_recommender`."""
     voters = None
     if run.memory is not None:
-        voters = Voters(Transitions.map(counts), corpus.trie, VoteOptions(**run.memory))
+        options = VoteOptions(**run.memory)
+        signals = open_signals(counts, options.signals)
+        voters = Voters(Transitions.map(counts), corpus.trie, options, signals)
     model.eval()
     return Recommender(model, reader, dict(run.features), corpus, run.history, voters)
 

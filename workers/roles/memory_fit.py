@@ -15,11 +15,14 @@ import torch
 
 from nonet.models.generation import (
     MEMORY_WEIGHTS,
+    SIGNAL_WEIGHTS,
     Corpus,
     HeldOutVotes,
     Voters,
-    Votes,
+    compute_similarity_weights,
     fit,
+    fit_signals,
+    get_signal_weights,
     move_batch,
     remember,
 )
@@ -69,11 +72,13 @@ class MemoryFit:
 
     @torch.no_grad()
     def fit_model(self) -> None:
-        """Fit the memory's weights (l, b, c), and m if the nearest items vote, and store them in the model.
+        """Fit the memory's weights (l, b, c), m if the nearest items vote, and g of each signal, and store them in the model.
 
-        Without validation events the weights keep their values. m is the nearest items' share of the votes.
+        Without validation events the weights keep their values. m is the nearest items' share of the votes; it is fitted with the
+        g of before.
         """
-        votes = self._compute_held_out_votes()
+        n_signals = len(get_signal_weights(self.model))
+        votes = self._compute_held_out_votes().weigh_signals(get_signal_weights(self.model))
         if not self.member.sum_over_trainers(float(len(votes.target)))[0]:
             return
         fits_by_share = {
@@ -82,6 +87,14 @@ class MemoryFit:
         }
         best_share = max(fits_by_share, key=lambda share: fits_by_share[share][0])
         _, best_weights = fits_by_share[best_share]
+        if n_signals:
+            mixed = votes.mix_nearest(best_share)
+            best_weights, signal_weights = fit_signals(
+                lambda candidates, weights: self._sum_likelihood(mixed.weigh_signals(weights), candidates),
+                best_weights,
+                n_signals,
+            )
+            getattr(self.model, SIGNAL_WEIGHTS).copy_(torch.tensor(signal_weights))
         buffer = getattr(self.model, MEMORY_WEIGHTS)  # It has 3 weights, or 4 if the nearest items vote.
         buffer.copy_(torch.tensor((*best_weights, best_share)[: len(buffer)], dtype=buffer.dtype))
 
@@ -148,13 +161,14 @@ class MemoryFit:
             rows: Sparse rows of the chunk by feature.
         """
         trie, device = self.corpus.trie, self.device
-        votes = self.voters.compute_votes(self.corpus.seq, users, positions).to(device)
+        votes = self.voters.compute_votes(
+            self.corpus.seq, users, positions, similarity_weights=compute_similarity_weights(self.model)
+        ).to(device)
         target_U = self.corpus.seq.item[locate_events(self.corpus.seq, users, positions)].astype(np.int64)
         target_leaf_U = torch.from_numpy(np.asarray(trie.leaf_of_item)[target_U].astype(np.int64))
         leaf_U1 = target_leaf_U[:, None].to(device)
         cache = self.model.prefill(move_batch(batch, device), rows)
-        leaf_UV, transitions_UV, nearest_UV = votes.merge_voters(self.model, cache.state)
-        transition_votes = Votes(leaf_UV, transitions_UV)
+        transition_votes, nearest_UV = votes.merge_voters(self.model, cache.state)
         _, voted_UVL, target_U1L = remember(self.model, cache, trie, transition_votes, leaf_U1)
         return HeldOutVotes.of(
             target_U1L.sum(-1)[:, 0], voted_UVL.sum(-1), transition_votes, leaf_U1, nearest_UV

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.generation import as_array
 from nonet.rl import from_wire, join
 from nonet.rl.rewards import (
     PromptFailure,
@@ -36,6 +35,7 @@ from nonet.rl.rewards import (
     set_up,
 )
 from nonet.samples.stores import Join, StoreJoins
+from nonet.samples.tokenised import as_array
 from nonet.types import Rollouts
 from nonet.workers.runtime import (
     DistributeWorker,

@@ -203,7 +203,8 @@ class RunSetup:
 
         if self.memory is None:
             return None
-        return Voters(corpus.transitions, corpus.trie, VoteOptions(**self.memory))
+        options = VoteOptions(**self.memory)
+        return Voters(corpus.transitions, corpus.trie, options, corpus.open_signals(options.signals))
 
     def get_feature_dims(self) -> dict[str, int]:
         """Return the width of each sparse feature's rows."""

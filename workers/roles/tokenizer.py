@@ -102,6 +102,7 @@ class DataSetup:
         seed: Seed of the run.
         known: Data of the run that weights are loaded from; None for a fresh start.
         transitions: Options of counting transitions (`CountOptions`).
+        signals: Columns of the items that are signals of the memory.
         prepare: "disk" or "memory"; None for disk if there are more than `MEMORY_EVENTS` events.
         compress: How repeated events become one; None for no compression.
         labels: Labels that arrive after their events.
@@ -117,6 +118,7 @@ class DataSetup:
     seed: int
     known: KnownRun | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
+    signals: tuple[str, ...] = ()
     prepare: str | None = None
     compress: Compress | None = None
     labels: tuple[Labels, ...] = ()
@@ -234,24 +236,24 @@ class DataSetup:
         tables = {name: read_edges(name, graph, ids) for name, graph in self.graphs.items() if graph.table}
         return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
-    def count_transitions(self, folder: Path, seq: Sequences, n_items: int) -> Transitions:
-        """Count the transitions between training events, and write them.
+    def write_memory(self, folder: Path, seq: Sequences, items: pa.Table) -> None:
+        """Count the transitions between training events, and write them and the signals of items.
 
         Args:
             folder: Folder of the artifact.
             seq: Sequences of the run.
-            n_items: Number of items.
-
-        Returns:
-            The transitions, read from the folder.
+            items: The item table.
 
         Raises:
             ConfigError: A kind of event does not exist.
+            DataError: A signal is no column of words.
         """
-        event_kinds = tuple(self.transitions.get("events", ()))
-        return Transitions.write(
-            folder, seq, n_items, CountOptions(**{**self.transitions, "events": event_kinds})
-        )
+        from nonet.models.tokenizer import compute_signals
+
+        options = CountOptions(**{**self.transitions, "events": tuple(self.transitions.get("events", ()))})
+        Transitions.write(folder, seq, len(items), options)
+        if self.signals:
+            compute_signals(items, self.signals).save(folder)
 
 
 class Tokeniser(DistributeWorker):
@@ -293,7 +295,7 @@ class Tokeniser(DistributeWorker):
             "sids": store_artifact(root, "sids", lambda folder: write_sids(folder, tokens.sids)),
             "catalogue": store_artifact(root, "catalogue", trie.save),
             "transitions": store_artifact(
-                root, "transitions", lambda folder: data.count_transitions(folder, seq, len(items))
+                root, "transitions", lambda folder: data.write_memory(folder, seq, items)
             ),
         }
         facts = describe_data(seq, items, data)

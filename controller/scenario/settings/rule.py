@@ -33,6 +33,8 @@ from nonet.samples.profiles import DataProfile
 
 # Items with fewer events are dropped: the first of these thresholds is chosen that keeps this share of all events.
 KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
+# The votes of a memory: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
+MEMORY = {"last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3}
 LONG_USER_EVENTS = 30  # events of the median user from which users count as long
 LONG_TEST = 5  # test events per user if users are long, else 1
 # The shortest of these histories that holds all events of this share of the users is chosen.
@@ -149,8 +151,8 @@ def _choose_history(profile: DataProfile) -> Setting:
     )
 
 
-def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
-    """Yield the vectors, levels and codes of the tokenizer."""
+def _select_texts(profile: DataProfile) -> tuple[list[str], list[str]]:
+    """Return the columns of words that items are described by: title and categories, and up to `MAX_TEXTS` others."""
     one_value = 1 / max(2, profile.items)  # the share of distinct values of a column that has only one
     text_columns = {
         column.name: column
@@ -163,6 +165,12 @@ def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
         for name, column in text_columns.items()
         if name not in ("title", "categories") and column.distinct <= MAX_DISTINCT
     ][:MAX_TEXTS]
+    return main_texts, other_texts
+
+
+def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
+    """Yield the vectors, levels and codes of the tokenizer."""
+    main_texts, other_texts = _select_texts(profile)
     reason = (
         f"items have {', '.join([*main_texts, *other_texts])}"
         if main_texts or other_texts
@@ -203,11 +211,18 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
     has_validation = split.get("valid", 1) not in (0, None)
     if not has_validation:
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
+    memory: dict[str, Any] = dict(MEMORY)
+    reason = "validation fits the weight of transitions"
+    if signals := [name for names in _select_texts(profile) for name in names]:
+        memory["signals"] = signals
+        reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)
-    if median_events >= LONG_USER_EVENTS or not all_rows:
-        return Setting("model.memory", "on", "validation fits the weight of transitions")
-    reason = f"the median user has {median_events} events: the items nearest to a user's state vote too"
-    return Setting("model.memory", {"voters": ["transitions", "nearest"]}, reason)
+    if median_events < LONG_USER_EVENTS and all_rows:
+        memory = {"voters": ["transitions", "nearest"], **memory}
+        reason += (
+            f"; the median user has {median_events} events: the items nearest to a user's state vote too"
+        )
+    return Setting("model.memory", memory, reason)
 
 
 def _choose_tables(profile: DataProfile, held_out_events: int) -> Setting:

@@ -23,7 +23,6 @@ from nonet.deploy.serving.offline.exported import (
     DENSE_WEIGHTS,
     FORMAT,
     TRANSFORMERS_FOLDER,
-    get_count_file_name,
 )
 from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
@@ -33,10 +32,11 @@ from nonet.models.generation import Corpus
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
 from nonet.trust import approve_code, check_folder
+from nonet.workers.registry import get_count_file_name
 
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 # Options of a model whose spec opens the exported folder by its own options.
-_OPENED_OPTIONS = ("use", "memory")
+_OPENED_OPTIONS = ("use", "memory", "memory_signals")
 # `make_example` replaces the words in capitals.
 _EXAMPLE = '''"""PURPOSE. It needs the packages PACKAGES and nonet, and no Ray."""
 

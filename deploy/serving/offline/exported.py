@@ -19,7 +19,7 @@ from nonet.models.inference import InferenceEngine, Question
 from nonet.plugins import load_heavy
 from nonet.run_code import select_export_settings
 from nonet.trust import add_references, guard_folder
-from nonet.workers.registry import COUNTS, load_recommender, make_recommender
+from nonet.workers.registry import list_count_files, load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
 FORMAT = 2
@@ -201,7 +201,7 @@ def _load_recommender(
     """Load the model of an export with its rows and counts."""
     counts = {}
     if setup.memory:
-        counts = {name: folder / "transitions" / get_count_file_name(name) for name in (*COUNTS, "meta")}
+        counts = list_count_files({"transitions": str(folder / "transitions")})
     layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
     reader = MappedReader(description["version"], layers, setup.make_table_specs())
     if not _is_read_from_subfolder(setup, description):
@@ -217,8 +217,3 @@ def map_layer(folder: Path) -> RowLayer:
     if not folder.is_dir():
         raise DataError(f"there are no rows in {folder}; copy the whole folder, or export the run again")
     return RowLayer.map_files({file.stem: file for file in folder.glob("*.npy")})
-
-
-def get_count_file_name(name: str) -> str:
-    """Return the name of the file of an array of transition counts, or of their metadata ("meta")."""
-    return "meta.json" if name == "meta" else f"{name}.npy"

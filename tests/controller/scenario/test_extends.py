@@ -83,7 +83,7 @@ def test_each_value_has_the_file_and_line_that_it_is_written_in(tmp_path):
     assert origins["data.history"] == "child.yaml:6"
     assert origins["name"] == "base/parent.yaml:2"
     assert origins["evaluate.width"] == "base/parent.yaml:5"
-    assert origins["stages.rl.users"] == "quickstart:18"
+    assert origins["stages.rl.users"] == "quickstart:24"
     assert origins["stages.rl.steps"] == origins["tokenizer"] == "--set"
     assert not any(key.startswith(("data.keep", "tokenizer.")) for key in origins)
 

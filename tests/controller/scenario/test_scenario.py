@@ -101,6 +101,8 @@ def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
         ("stages.rl.best={leest: 1}", "stages.rl.best.leest: unknown key (did you mean 'least'?)"),
         ("stages.rl.control={lr: -1}", "stages.rl.control.lr: input should be greater than 0, got -1"),
         ("model.memory={width: 0}", "model.memory.width: input should be greater than 0, got 0"),
+        ("model.memory={fade: 0.5, decay: 1}", "model.memory.decay: fade and decay both weigh"),
+        ("model.memory={signals: [title, title]}", "model.memory.signals: name each signal once"),
         ("model.memory={voters: [nearest]}", "model.memory.voters: voters must be transitions, or"),
         (
             "stages.rl.rewards={hit: {weight: {start: 0, end: 1}}}",

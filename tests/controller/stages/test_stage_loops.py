@@ -264,7 +264,7 @@ def test_stages_run_in_order_each_evaluated_at_its_end_and_rl_probed_around(play
         *(
             (stage, baseline)
             for stage in SCENARIO.stages
-            for baseline in ("popularity", "transition_counter")
+            for baseline in ("popularity", "transition_counter", "attribute_counter")
         ),
         ("finetune", "pretrain"),
         ("rl", "pretrain"),

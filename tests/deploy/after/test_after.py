@@ -92,7 +92,7 @@ def test_a_subject_that_was_not_ranked_is_named(ring, events, tmp_path):
 
 def test_a_run_is_evaluated_again_with_other_metrics(run):
     answer = evaluate_run(str(run.path), metrics=["recall@3", "mrr@5"])
-    assert set(answer["subjects"]) == {"popularity", "transition_counter", "pretrain"}
+    assert set(answer["subjects"]) == {"popularity", "transition_counter", "attribute_counter", "pretrain"}
     assert all(set(values) == {"recall@3", "mrr@5"} for values in answer["subjects"].values())
     assert "transition_counter" in format_evaluation(answer)
     with pytest.raises(ConfigError, match="unknown metric 'hits@3'"):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from ring_world import Ring
 from run_folders import commit, folder_of
+from served_run import TrainedRun
 
 from nonet import yaml
 from nonet.controller.setup import write_start
@@ -142,3 +143,18 @@ def test_of_two_processes_that_change_the_catalogue_at_once_one_is_refused_and_n
     assert add_items(str(run.path), None, ["1003"])["items"] == 39
     assert "another process changes the catalogue of" in refusals[0]
     assert add_items(str(run.path), None, ["1004"])["items"] == 38
+
+
+def test_new_items_have_the_words_that_a_memory_compares(tmp_path):
+    trained = TrainedRun(tmp_path)
+    trained.commit()
+    before = Corpus.load(trained.folder.find_artifacts()).open_signals(["title"])
+    add_items(str(trained.folder.path), table(tmp_path, [5001, 5002]))
+    after = Corpus.load(trained.folder.find_artifacts())
+    signals = after.open_signals(["title"])
+    assert before is not None
+    assert signals is not None
+    assert len(signals) == len(before) + 2 == len(after.items)
+    assert signals.word[: len(before.word)].tolist() == before.word.tolist()
+    answer = recommend_for(str(trained.folder.path), [], None, 3, item_ids=["5001", "1003"])
+    assert len(answer["columns"]["pretrain"]) == 3

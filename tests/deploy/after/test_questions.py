@@ -74,6 +74,7 @@ def test_evaluate_prints_a_table_of_the_metrics_that_are_asked_for(run, typed):
     assert [line.split()[0] for line in out.splitlines()[3:]] == [
         "popularity",
         "transition_counter",
+        "attribute_counter",
         "pretrain",
     ]
     answer = json.loads(typed("evaluate", run.path, "--json")[1])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from nonet.models.generation.beams import search_beams
 from nonet.models.generation.exhaustive import mix_votes, score_items, select_top_items
-from nonet.models.generation.fitting import HeldOutVotes, fit
+from nonet.models.generation.fitting import HeldOutVotes, fit, fit_signals
 from nonet.models.generation.logprob import SortedLeaves, compute_path_log_probs, find_leaves, log_prob_from
-from nonet.models.generation.memory import MEMORY_WEIGHTS, attach, remember
+from nonet.models.generation.memory import MEMORY_WEIGHTS, SIGNAL_WEIGHTS, attach, remember
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.random import rng
+from nonet.types import Jagged
 
 CODES = (6, 5, 4, 3)
 USERS, ITEMS = 9, 150
@@ -152,6 +155,57 @@ def test_gradients_go_through_the_model_and_through_what_it_remembers(rememberin
         flat[place] -= 2 * step
         below = float(loss())
     assert (above - below) / (2 * step) == pytest.approx(float(gradient[at].view(-1)[place]), rel=1e-4)
+
+
+@pytest.mark.parametrize("g", [(0.0, 0.0), (1.5, 0.4)])
+def test_scores_with_signals_are_the_formula_and_sum_to_one(remembering, make_cache, trie, g):
+    model, cache, votes = remembering((0.3, 0.5, 1.0)), make_cache(USERS), _votes(trie)
+    model.register_buffer(SIGNAL_WEIGHTS, torch.tensor(g))
+    similarity = torch.from_numpy(rng(8, "similarity").random((*votes.leaf.shape, 2)).astype(np.float32))
+    plain = score_items(model, cache, trie)
+    with_signals = replace(votes, similarity=similarity)
+    scores = mix_votes(model, trie, plain, with_signals)
+    # exp(g s) is a factor of the votes, to the power c = 1.
+    factor = votes.weight * (similarity * torch.tensor(g)).sum(-1).exp()
+    same = Votes(votes.leaf, factor / factor.sum(1, keepdim=True).clamp_min(1e-12))
+    assert scores.numpy() == pytest.approx(_expected(plain, same, trie, 0.3, 0.5, 1.0), abs=1e-5)
+    assert scores.exp().sum(1).numpy() == pytest.approx(1.0, abs=1e-6)
+    found = search_beams(model, cache, trie, ITEMS, votes=with_signals)
+    best = select_top_items(scores, 10, Jagged(np.empty(0, np.int64), np.zeros(USERS + 1, np.int64)))
+    assert found.item[:, :10].tolist() == best.tolist()
+
+
+def test_the_fit_finds_the_weights_of_signals_that_made_the_events():
+    draw = rng(7, "fit")
+    users, items = 4000, 30
+    logp = np.log(draw.dirichlet(np.full(items, 0.3), users))
+    votes = draw.dirichlet(np.full(12, 0.5), users)
+    similarity = draw.random((users, 12, 2)) * 2
+    g = (1.3, 0.7)
+    q = np.exp(0.5 * logp[:, :12]) * votes * np.exp(similarity @ np.array(g))
+    chance = 0.4 * np.exp(logp)
+    chance[:, :12] += 0.6 * q / q.sum(1, keepdims=True)
+    target = np.array([draw.choice(items, p=row / row.sum()) for row in chance])
+    place = np.where(target < 12, target, -1)
+    held = HeldOutVotes(
+        logp[np.arange(users), target], logp[:, :12], votes, place, np.zeros_like(votes), similarity
+    )
+
+    def likelihood(candidates, weights):
+        return held.weigh_signals(weights).compute_likelihood(candidates)
+
+    start = fit(lambda candidates: likelihood(candidates, (0.0, 0.0)))
+    found, weights = fit_signals(likelihood, start, 2)
+    assert likelihood([found], weights)[0] >= likelihood([(0.6, 0.5, 1.0)], g)[0] - 1.0
+    assert weights == pytest.approx(g, abs=0.25)
+    halves = [
+        HeldOutVotes(
+            held.target[s], held.leaves[s], held.votes[s], held.place[s], held.nearest[s], similarity[s]
+        )
+        for s in (slice(0, 999), slice(999, None))
+    ]
+    joined = HeldOutVotes.joined(halves).weigh_signals(weights)
+    assert joined.compute_likelihood([found])[0] == likelihood([found], weights)[0]
 
 
 def test_the_fit_finds_the_weights_that_made_the_events():

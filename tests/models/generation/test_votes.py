@@ -10,7 +10,7 @@ import pytest
 from nonet.errors import ConfigError
 from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.models.generation.trie import Trie
-from nonet.models.generation.votes import VoteOptions, Voters
+from nonet.models.generation.votes import VoteCounter, VoteOptions, Voters
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
@@ -57,7 +57,7 @@ def test_votes_are_those_of_the_transition_counter():
     seq = _sequences()
     users, positions = list_prompts(seq, TEST)
     counter = TransitionCounter(ITEMS).fit(seq)
-    voters = Voters(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), _trie())
+    voters = VoteCounter(Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS)), VoteOptions())
     dense = _dense(voters.count_votes(seq, users, positions), len(users))
     said = counter.votes(seq, users, positions)
     assert dense == pytest.approx(
@@ -65,7 +65,17 @@ def test_votes_are_those_of_the_transition_counter():
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"events": ("buy",)}, {"half_life_s": 2e5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"events": ("buy",)},
+        {"half_life_s": 2e5},
+        {"reverse": 0.3, "reach": 6},
+        {"reverse": 0.5, "events": ("buy",), "half_life_s": 2e5},
+    ],
+    ids=str,
+)
 def test_nobody_votes_with_their_own_future(options):
     """At training positions, repeats among them: the votes of counts refitted without the user's events from there on."""
     seq, count = _sequences(), CountOptions(neighbours=ITEMS, **options)
@@ -74,7 +84,7 @@ def test_nobody_votes_with_their_own_future(options):
     newest = seq.time == table.until  # the end that ages are told from stays in
     chosen = rng(2, "chosen").choice(len(every_user), 200, replace=False)
     users, positions = every_user[chosen], every_position[chosen]
-    told = _dense(Voters(table, _trie()).count_votes(seq, users, positions), len(users))
+    told = _dense(VoteCounter(table, VoteOptions()).count_votes(seq, users, positions), len(users))
     repeats = 0
     for row, (user, position) in enumerate(zip(users, positions, strict=True)):
         first, end = int(seq.offsets[user]), int(seq.offsets[user + 1])
@@ -83,7 +93,7 @@ def test_nobody_votes_with_their_own_future(options):
         split = seq.split.copy()
         split[first + position : end] = TEST
         without = Transitions.fit(replace(seq, split=split), ITEMS, count)
-        expected = Voters(without, _trie()).count_votes(
+        expected = VoteCounter(without, VoteOptions()).count_votes(
             replace(seq, split=split), np.array([user]), np.array([position])
         )
         assert told[row] == pytest.approx(_dense(expected, 1)[0], abs=1e-6), (user, position)
@@ -135,6 +145,11 @@ def test_a_prompt_without_history_has_no_votes():
     assert (votes.leaf[0] == -1).all()
     assert float(votes.weight[0].sum()) == 0.0
     assert (votes.leaf[1] >= 0).any()
+
+
+def test_the_newest_event_votes_with_one_and_older_ones_with_a_power_of_their_age():
+    assert VoteOptions(decay=0.7).weigh_ages(np.arange(3)) == pytest.approx([1, 2**-0.7, 3**-0.7])
+    assert VoteOptions(fade=0.5).weigh_ages(np.arange(3)) == pytest.approx([1, 0.5, 0.25])
 
 
 def test_an_event_kind_that_is_not_there_is_one_line():

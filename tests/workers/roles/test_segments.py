@@ -10,7 +10,6 @@ import torch
 from ring_world import Ring
 
 from nonet.models.generation import corpus
-from nonet.models.generation.corpus_items import read_items
 from nonet.models.generation.exhaustive import select_top_items
 from nonet.models.ranking.kinds import ItemCategories
 from nonet.models.ranking.lists import ListQuality
@@ -21,6 +20,7 @@ from nonet.samples.batches.prompt_rows import (
     locate_events,
 )
 from nonet.samples.sequences.sequences import TEST, TRAIN
+from nonet.samples.tokenised import read_items
 from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender

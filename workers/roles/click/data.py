@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from nonet.models.clicks import ClickSetup
-from nonet.models.generation import as_array, load_events, read_items
+from nonet.models.generation import load_events
 from nonet.samples.batches import ClickRows
 from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import Sequences
 from nonet.samples.stores import Join, StoreJoins
+from nonet.samples.tokenised import as_array, read_items
 from nonet.workers.roles import RunSetup
 
 

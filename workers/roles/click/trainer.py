@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nonet.models.clicks import save_clicks
-from nonet.models.generation import as_array
+from nonet.samples.tokenised import as_array
 from nonet.workers import SaveOptions
 from nonet.workers.roles import CheckpointPart, StageSetup, Trainer
 from nonet.workers.roles.click.data import ClickData, make_click_setup, select_joins

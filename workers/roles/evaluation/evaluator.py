@@ -68,6 +68,7 @@ class Evaluator(DistributeWorker):
             self.run.seed,
             self.run.history,
             lambda: self.corpus.transitions,
+            self.corpus.items,
         )
         if self.rank == 0:
             self._fitting.rehearse()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from nonet.models.baselines import BASELINES, Baseline, make_baseline, rehearse
 from nonet.samples.sequences import Sequences, Transitions
 
@@ -36,6 +38,7 @@ class BaselineFitter:
         seed: Seed of the run.
         history: Maximum number of events of a history.
         transitions: Opens the run's transitions.
+        items: The item table.
     """
 
     def __init__(
@@ -46,10 +49,11 @@ class BaselineFitter:
         seed: int,
         history: int,
         transitions: Callable[[], Transitions],
+        items: pa.Table,
     ):
         self._configs, self._seq, self._n_items = configs, seq, n_items
         self._seed, self._history = seed, history
-        self._transitions = transitions
+        self._transitions, self._items = transitions, items
         self._partial_fits: dict[str, _PartialFit] = {}  # By name of the baseline.
 
     def rehearse(self) -> None:
@@ -84,4 +88,5 @@ class BaselineFitter:
             seed=self._seed,
             history=self._history,
             transitions=self._transitions,
+            items=lambda: self._items,
         )

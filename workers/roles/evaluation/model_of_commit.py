@@ -11,7 +11,13 @@ import torch
 from nonet.embedding.reading import ReplicaReader
 from nonet.embedding.storage import load_update
 from nonet.models import build_model
-from nonet.models.generation import Corpus, Recommender, get_memory_weights, get_nearest_share
+from nonet.models.generation import (
+    Corpus,
+    Recommender,
+    get_memory_weights,
+    get_nearest_share,
+    get_signal_weights,
+)
 from nonet.workers import load_model
 from nonet.workers.devices import HOST
 from nonet.workers.roles import RunSetup
@@ -59,10 +65,14 @@ class ModelScores:
         self.own: np.ndarray | None = None
 
     def get_fitted_weights(self) -> dict[str, float]:
-        """Return the fitted weights of the memory: l, b and c, and m if nearest items vote."""
+        """Return the fitted weights of the memory: l, b and c, m if nearest items vote, and g of each signal."""
         model, voters = self._recommender.model, self._recommender.voters
         nearest_weight = {"m": get_nearest_share(model)} if voters is not None and voters.nearest else {}
-        return dict(zip("lbc", get_memory_weights(model), strict=True)) | nearest_weight
+        signals = [] if voters is None else voters.signal_names
+        signal_weights = {
+            f"g {name}": weight for name, weight in zip(signals, get_signal_weights(model), strict=True)
+        }
+        return dict(zip("lbc", get_memory_weights(model), strict=True)) | nearest_weight | signal_weights
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the scores of all items for prompts, [P, I], and set `own`."""

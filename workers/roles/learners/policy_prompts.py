@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.generation import Votes
+from nonet.models.generation import Votes, compute_similarity_weights
 from nonet.samples.batches import locate_events, make_prompt_batch
 from nonet.types import SampleBatch
 from nonet.workers import FrozenPolicy, StepShare
@@ -62,9 +62,13 @@ class PolicyPrompts:
             voters = frozen.restore_voters(voters, self.context.run.features["item"], keys)
         if voters is None:
             return None
-        return voters.compute_votes(self.context.corpus.seq, beams["user"], beams["position"]).to(
-            self.context.device
+        votes = voters.compute_votes(
+            self.context.corpus.seq,
+            beams["user"],
+            beams["position"],
+            similarity_weights=compute_similarity_weights(self.context.model),
         )
+        return votes.to(self.context.device)
 
     def find_targets(self, beams: Mapping[str, Any]) -> np.ndarray:
         """Return the semantic ids [U, L] of what each prompt's user took next."""

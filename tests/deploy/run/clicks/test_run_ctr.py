@@ -19,11 +19,11 @@ from nonet.deploy.run import api
 from nonet.deploy.run.panel import Panel
 from nonet.errors import CheckpointError, ConfigError
 from nonet.models.clicks.model import ClickModel
-from nonet.models.generation.corpus_items import read_items
 from nonet.rl.rewards.api import load_reward
 from nonet.rl.rewards.checks import score_checked
 from nonet.samples.batches.clicks import ClickRows
 from nonet.samples.sequences.sequences import TEST, Sequences
+from nonet.samples.tokenised import read_items
 from nonet.stored_tensors import StoredTensors
 from nonet.types import Jagged, Rollouts
 from nonet.workers import SavedTensors, TensorFiles

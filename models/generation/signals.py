@@ -1,0 +1,192 @@
+"""Signals of items: attributes and words whose similarity with a user's newest events counts in the votes of a memory.
+
+    s_k(y) = sum over the newest events x of w(x) cos_k(x, y)
+
+w(x) is the weight of an event among the voters, and cos_k the cosine of two items in signal k, the IDF-weighted words of a column
+of the item table. q(y) ~ p(y)^b v(y)^c exp(sum_k g_k s_k(y)) then prefers, among the items with votes, those that are like what
+the user looked at (`memory.py`). A sparse matrix [I, F] holds the words of all signals; an item without words has s = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nonet.errors import DataError
+from nonet.ranges import expand_ranges
+
+# Shapes: I items, K signals, F words of all signals, E (item, word) pairs, P prompts, Y (prompt, voter) pairs, Z (prompt, item)
+# pairs to compare.
+
+FORMAT = 1
+_ARRAYS = ("row", "word", "value")
+SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
+    "signal_words": "signal_words.parquet"
+}
+"""Names of the files of signals in a folder or a version, by the name of their content."""
+
+
+@dataclass(frozen=True, eq=False)
+class ItemSignals:
+    """The words of each item, in the signals of a memory.
+
+    The words of item i are word[row[i]:row[i + 1]]; the values of an item's words in one signal have norm 1.
+
+    Attributes:
+        names: Names of the signals [K].
+        row: Index of the first word of each item [I + 1] int64.
+        word: Words [E] int32, as indices of `words`.
+        value: Weight of each word of an item [E] float32.
+        words: The words [F]: columns `word`, `signal` (index in `names`) and `idf`.
+    """
+
+    names: tuple[str, ...]
+    row: np.ndarray
+    word: np.ndarray
+    value: np.ndarray
+    words: pa.Table
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.row) - 1
+
+    def save(self, folder: str | Path) -> None:
+        """Write the files to a folder."""
+        folder = Path(folder)
+        for name in _ARRAYS:
+            np.save(folder / SIGNAL_FILES[f"signal_{name}"], getattr(self, name))
+        metadata = {"format": str(FORMAT), **{f"signal {k}": name for k, name in enumerate(self.names)}}
+        pq.write_table(self.words.replace_schema_metadata(metadata), folder / SIGNAL_FILES["signal_words"])
+
+    @classmethod
+    def map(cls, files: Mapping[str, Path]) -> ItemSignals:
+        """Memory-map the arrays in these files.
+
+        Args:
+            files: Path of each file by its name in `SIGNAL_FILES`.
+
+        Raises:
+            DataError: A file cannot be read or is of a newer version, or the files do not match.
+        """
+        try:
+            words = pq.read_table(files["signal_words"])
+            arrays = {name: np.load(files[f"signal_{name}"], mmap_mode="r") for name in _ARRAYS}
+            signal_of_word = words["signal"].to_numpy()
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise DataError(
+                f"signals {files['signal_words'].parent}: not readable ({error}). Run the tokenise stage again."
+            ) from None
+        metadata = words.schema.metadata or {}
+        if (number := metadata.get(b"format", b"?").decode(errors="replace")) != str(FORMAT):
+            raise DataError(
+                f"signals {files['signal_words'].parent}: format {number}; this version reads {FORMAT}. Upgrade Nonet."
+            )
+        names = tuple(
+            metadata[key].decode()
+            for k in range(len(metadata))
+            if (key := f"signal {k}".encode()) in metadata
+        )
+        row, word = arrays["row"], arrays["word"]
+        if not (
+            len(row)
+            and row[0] == 0
+            and row[-1] == len(word) == len(arrays["value"])
+            and bool((np.diff(row) >= 0).all())
+            and _are_indices(word, len(words))
+            and _are_indices(signal_of_word, len(names))
+        ):
+            raise DataError(
+                f"signals {files['signal_words'].parent}: the files do not match. Run the tokenise stage again."
+            )
+        return cls(names, **arrays, words=words)
+
+    def make_profiles(
+        self, prompt: np.ndarray, item: np.ndarray, weight: np.ndarray, n_prompts: int
+    ) -> Profiles:
+        """Sum the words of the voters of each prompt.
+
+        Args:
+            prompt: Prompt of each (prompt, voter) pair [Y].
+            item: Item of each pair [Y].
+            weight: Weight of each pair [Y].
+            n_prompts: Number of prompts P.
+        """
+        pair, offsets = expand_ranges(self.row[item], self.row[item + 1])
+        source = np.repeat(np.arange(len(item)), np.diff(offsets))
+        used_words, column = np.unique(self.word[pair], return_inverse=True)
+        n_columns = len(used_words) + 1  # The last column, always 0, is that of words that no voter has.
+        cells = prompt[source] * n_columns + column
+        sums = np.bincount(cells, weights=weight[source] * self.value[pair], minlength=n_prompts * n_columns)
+        column_of_word = np.full(len(self.words), len(used_words), np.int64)
+        column_of_word[used_words] = np.arange(len(used_words))
+        return Profiles(self, sums.astype(np.float32).reshape(n_prompts, n_columns), column_of_word)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profiles:
+    """The summed words of the voters of P prompts.
+
+    Attributes:
+        signals: The words of the items.
+        sums: Weighted sum of each used word over a prompt's voters [P, used + 1]; the last column is 0.
+        column_of_word: Column in `sums` of each word [F].
+    """
+
+    signals: ItemSignals
+    sums: np.ndarray
+    column_of_word: np.ndarray
+
+    def compute_similarities(self, prompt: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """Compute the similarities s [Z, K] float32 of items with the voters of their prompts.
+
+        Args:
+            prompt: Prompt of each pair [Z].
+            item: Item of each pair [Z].
+        """
+        signals, n_signals = self.signals, len(self.signals.names)
+        pair, offsets = expand_ranges(signals.row[item], signals.row[item + 1])
+        source = np.repeat(np.arange(len(item)), np.diff(offsets))
+        word = signals.word[pair]
+        product = self.sums[prompt[source], self.column_of_word[word]] * signals.value[pair]
+        cells = source if n_signals == 1 else source * n_signals + signals.words["signal"].to_numpy()[word]
+        sums = np.bincount(cells, weights=product, minlength=len(item) * n_signals)
+        return sums.astype(np.float32).reshape(len(item), n_signals)
+
+
+def open_signals(files: Mapping[str, Path], names: Sequence[str]) -> ItemSignals | None:
+    """Open the signals of a memory; None if it has none.
+
+    Args:
+        files: Files of the memory's counts and signals by name.
+        names: Names of the signals that the memory was trained with.
+
+    Raises:
+        DataError: The files lack a signal or cannot be read.
+    """
+    if not names:
+        return None
+    missing = [name for name in SIGNAL_FILES if name not in files]
+    if missing:
+        raise DataError(f"the memory has signals {', '.join(names)}, and there is no {missing[0]}.")
+    signals = ItemSignals.map(files)
+    if list(signals.names) != list(names):
+        raise DataError(
+            f"the memory has signals {', '.join(names)}, and its files have {', '.join(signals.names)}."
+        )
+    return signals
+
+
+def list_signal_files(folder: Path) -> dict[str, Path]:
+    """Return the paths of the files of signals in a folder by name; none if it has none."""
+    files = {name: folder / file for name, file in SIGNAL_FILES.items()}
+    return files if files["signal_words"].is_file() else {}
+
+
+def _are_indices(values: np.ndarray, size: int) -> bool:
+    """Return whether all values are integers in [0, size)."""
+    return values.dtype.kind in "iu" and (not len(values) or (values.min() >= 0 and values.max() < size))

@@ -1,0 +1,174 @@
+"""Signals of a memory from columns of the item table: words weighted by IDF, rows of norm 1.
+
+The weight of a word that n of N items have is log(N / n) (Sparck Jones, 1972), once per item. A word of one item is like no other
+item's, so it counts in the norm and is not stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from nonet.errors import DataError
+from nonet.models.generation import ItemSignals
+from nonet.suggest import join_names, suggest_sentence
+
+# Shapes: I items, K signals, F stored words, E (item, word) pairs.
+
+_CHUNK_ITEMS = 1 << 16
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
+
+
+def check_signals(names: Sequence[str], items: pa.Table) -> None:
+    """Raise DataError if a signal of the memory is no column of words of the item table."""
+    columns = {field.name: field.type for field in items.schema}
+    usable = list_word_columns(items)
+    for name in names:
+        if name not in usable:
+            problem = f"is {columns[name]}" if name in columns else "is no column of the items"
+            raise DataError(
+                f"model.memory.signals: {name!r} {problem}; a signal is a column of text or lists of text, and there "
+                f"{'are ' + join_names(usable) if usable else 'is none'}.{suggest_sentence(name, usable)}"
+            )
+
+
+def list_word_columns(items: pa.Table) -> list[str]:
+    """Return the columns of an item table that hold text or lists of words."""
+    return [field.name for field in items.schema if field.name != "item_id" and has_words(field.type)]
+
+
+def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
+    """Compute the signals of all items.
+
+    Args:
+        items: The item table [I].
+        names: Columns of text or lists of text, the signals [K].
+
+    Raises:
+        DataError: A signal is no such column.
+    """
+    check_signals(names, items)
+    index_by_word: dict[tuple[int, str], int] = {}
+    item, word = _index_words(items, names, index_by_word, is_fixed=False)
+    keys = list(index_by_word)
+    n_items_with_word = np.bincount(word, minlength=len(keys))
+    idf = np.log(max(len(items), 1) / np.maximum(n_items_with_word, 1))
+    # Words are numbered by signal and text, which does not depend on the order of the items.
+    stored = sorted((key, index) for index, key in enumerate(keys) if n_items_with_word[index] > 1)
+    number = np.full(len(keys), -1, np.int64)
+    number[[index for _, index in stored]] = np.arange(len(stored))
+    words = pa.table(
+        {
+            "word": pa.array([text for (_, text), _ in stored], pa.string()),
+            "signal": pa.array([k for (k, _), _ in stored], pa.int32()),
+            "idf": pa.array(idf[[index for _, index in stored]], pa.float64()),
+        }
+    )
+    signal = np.array([k for k, _ in keys], np.int64)
+    return _build(tuple(names), words, len(items), item, number[word], signal[word], idf[word])
+
+
+def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
+    """Return the signals with new items appended, whose words are weighted as those of the first items were.
+
+    Args:
+        signals: The signals [I].
+        new_items: The table of the new items, with the same columns.
+    """
+    words = signals.words
+    keys = zip(words["signal"].to_pylist(), words["word"].to_pylist(), strict=True)
+    index_by_word = {key: index for index, key in enumerate(keys)}
+    item, word = _index_words(new_items, signals.names, index_by_word, is_fixed=True)
+    n_words, n_signals = len(words), len(signals.names)
+    # The index of a word that is not stored is n_words + its signal; such a word is like that of one item.
+    idf = np.concatenate([words["idf"].to_numpy(), np.full(n_signals, np.log(max(len(signals), 1)))])
+    signal = np.concatenate([words["signal"].to_numpy(), np.arange(n_signals)]).astype(np.int64)
+    number = np.where(word < n_words, word, -1)
+    added = _build(signals.names, words, len(new_items), item, number, signal[word], idf[word])
+    return ItemSignals(
+        signals.names,
+        np.concatenate([signals.row, added.row[1:] + signals.row[-1]]),
+        np.concatenate([signals.word, added.word]),
+        np.concatenate([signals.value, added.value]),
+        words,
+    )
+
+
+def _build(
+    names: tuple[str, ...],
+    words: pa.Table,
+    n_items: int,
+    item: np.ndarray,
+    word: np.ndarray,
+    signal: np.ndarray,
+    weight: np.ndarray,
+) -> ItemSignals:
+    """Normalise the words of each item by signal, and leave out those of number -1, which are not stored.
+
+    Args:
+        names: Names of the signals [K].
+        words: The stored words [F].
+        n_items: Number of items I.
+        item: Item of each pair [E].
+        word: Number of the word of each pair [E]; -1 for a word that is not stored.
+        signal: Signal of each pair [E].
+        weight: IDF of each pair's word [E].
+    """
+    cell = item * len(names) + signal
+    norm = np.sqrt(np.bincount(cell, weights=weight**2, minlength=n_items * len(names)))
+    value = weight / np.maximum(norm[cell], 1e-12)
+    order = np.lexsort((word, item))
+    kept = order[(word[order] >= 0) & (value[order] > 0)]
+    row = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(item[kept], minlength=n_items))])
+    return ItemSignals(names, row, word[kept].astype(np.int32), value[kept].astype(np.float32), words)
+
+
+def _index_words(
+    items: pa.Table, names: Sequence[str], index_by_word: dict[tuple[int, str], int], *, is_fixed: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct (item, word) pairs: items [E] and indices of words [E].
+
+    Args:
+        items: The item table.
+        names: Names of the signals [K].
+        index_by_word: Index of each word by (signal, text); new words are added.
+        is_fixed: Whether new words are not added, but have the index `len(index_by_word)` + signal.
+    """
+    n_known = len(index_by_word)
+    pairs = [np.empty((2, 0), np.int64)]
+    for k, name in enumerate(names):
+        for start, texts in _iterate_words(items[name]):
+            entries = [
+                (start + offset, index_by_word.get((k, text), n_known + k))
+                if is_fixed
+                else (start + offset, index_by_word.setdefault((k, text), len(index_by_word)))
+                for offset, words in enumerate(texts)
+                for text in dict.fromkeys(words)
+            ]
+            pairs.append(np.array(entries, np.int64).reshape(-1, 2).T)
+    item, word = np.concatenate(pairs, 1)
+    return item, word
+
+
+def _iterate_words(column: pa.ChunkedArray) -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield the words of items in lower case, in chunks, with the index of the first item of each."""
+    for start in range(0, len(column), _CHUNK_ITEMS):
+        values = column.slice(start, _CHUNK_ITEMS).to_pylist()
+        yield start, [split_words(value) for value in values]
+
+
+def split_words(value: str | Sequence[object] | None) -> list[str]:
+    """Return the words of a text, or the values of a list as they are, in lower case; none for a missing value."""
+    if isinstance(value, str):
+        return _WORD.findall(value.lower())
+    return [str(word).lower() for word in value or () if word is not None]
+
+
+def has_words(dtype: pa.DataType) -> bool:
+    """Return whether a column holds texts or lists of words; a list of floating-point numbers is a vector."""
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return not pa.types.is_floating(dtype.value_type)
+    return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)

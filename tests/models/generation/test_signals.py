@@ -1,0 +1,206 @@
+"""Signals: the similarity of items with a user's newest events, and the votes that it changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from nonet.errors import DataError
+from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_signal_files, open_signals
+from nonet.models.tokenizer import compute_signals, extend_signals
+from nonet.random import rng
+from nonet.samples.batches import list_prompts
+from nonet.samples.sequences import ALLOW, TEST, TRAIN, CountOptions, Sequences, Transitions
+
+CODES, ITEMS = (4, 4, 4), 40
+NAMES = ["title", "kinds"]
+
+
+def make_items(n_items: int = ITEMS, seed: int = 4) -> pa.Table:
+    """Items with titles of common, rare and single words, and lists of kinds; some have none."""
+    draw = rng(seed, "items")
+    titles = [
+        " ".join(f"w{n}" for n in draw.integers(0, 12, draw.integers(1, 5))) + f" only{item}"
+        for item in range(n_items)
+    ]
+    titles[3] = None
+    kinds = [[f"K{n}" for n in draw.integers(0, 6, draw.integers(0, 4))] for _ in range(n_items)]
+    return pa.table({"item_id": range(n_items), "title": titles, "kinds": kinds, "year": [2000.0] * n_items})
+
+
+def compute_cosines(items: pa.Table, name: str) -> np.ndarray:
+    """The cosines [I, I] of the items' IDF-weighted words, as the definition says them."""
+    values = items[name].to_pylist()
+    texts = [
+        set(value.lower().split()) if isinstance(value, str) else {word.lower() for word in value or ()}
+        for value in values
+    ]
+    words = sorted(set().union(*texts))
+    idf = {word: np.log(len(texts) / sum(word in text for text in texts)) for word in words}
+    rows = np.array([[idf[word] * (word in text) for word in words] for text in texts])
+    norm = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = np.divide(rows, norm, out=np.zeros_like(rows), where=norm > 0)
+    return rows @ rows.T
+
+
+def test_similarities_are_weighted_sums_of_cosines():
+    items = make_items()
+    signals = compute_signals(items, NAMES)
+    prompt, item = np.array([0, 0, 1]), np.array([5, 9, 20])
+    weight = np.array([1.0, 0.6, 0.5])
+    profiles = signals.make_profiles(prompt, item, weight, 3)
+    asked_prompt, asked_item = np.divmod(np.arange(3 * ITEMS), ITEMS)
+    similarity = profiles.compute_similarities(asked_prompt, asked_item).reshape(3, ITEMS, 2)
+    for k, name in enumerate(NAMES):
+        cosine = compute_cosines(items, name)
+        np.fill_diagonal(cosine, 0)  # a word that one item has is like no other item's, and is not stored
+        other = similarity[:, :, k].copy()
+        other[prompt, item] = 0
+        expected = np.zeros((3, ITEMS))
+        np.add.at(expected, prompt, weight[:, None] * cosine[item])
+        expected[prompt, item] = 0
+        assert other == pytest.approx(expected, abs=1e-6)
+    assert not similarity[2].any()  # a prompt without voters
+    assert not similarity[:, 3, 0].any()  # an item without a title
+
+
+def test_new_items_have_the_words_of_the_first_ones_with_their_weights():
+    items = make_items(60)
+    first, added = items.slice(0, 40), items.slice(40)
+    signals = compute_signals(first, NAMES)
+    extended = extend_signals(signals, added)
+    assert len(extended) == 60
+    assert extended.word[: len(signals.word)].tolist() == signals.word.tolist()
+    # The words of one more item that has the title of item 5 weigh as those of item 5.
+    copy = first.slice(5, 1)
+    twin = extend_signals(signals, copy)
+    own = slice(int(twin.row[40]), int(twin.row[41]))
+    old = slice(int(twin.row[5]), int(twin.row[6]))
+    assert twin.word[own].tolist() == twin.word[old].tolist()
+    assert twin.value[own] == pytest.approx(twin.value[old], rel=1e-6)
+    assert all(np.linalg.norm(extended.value[a:b]) < 2**0.5 + 1e-6 for a, b in pairwise(extended.row))
+
+
+def test_signals_are_read_as_they_were_written(tmp_path):
+    signals = compute_signals(make_items(), NAMES)
+    signals.save(tmp_path)
+    read = open_signals(list_signal_files(tmp_path), NAMES)
+    assert read is not None
+    assert read.names == tuple(NAMES)
+    assert read.words.equals(signals.words)
+    for name in ("row", "word", "value"):
+        assert getattr(read, name).tolist() == getattr(signals, name).tolist()
+    assert open_signals({}, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("signal_word", np.array([10**6], np.int32)),
+        ("signal_row", np.array([0, 5, 3])),
+        ("signal_value", np.zeros(2, np.float32)),
+    ],
+)
+def test_files_that_do_not_match_are_one_line(tmp_path, name, values):
+    compute_signals(make_items(), NAMES).save(tmp_path)
+    np.save(tmp_path / f"{name}.npy", values)
+    with pytest.raises(DataError, match=r"signals .*: the files do not match"):
+        ItemSignals.map(list_signal_files(tmp_path))
+
+
+def test_missing_and_other_signals_are_one_line(tmp_path):
+    with pytest.raises(DataError, match="the memory has signals title, kinds, and there is no signal_row"):
+        open_signals({}, NAMES)
+    compute_signals(make_items(), ["kinds"]).save(tmp_path)
+    with pytest.raises(DataError, match="has signals title, kinds, and its files have kinds"):
+        open_signals(list_signal_files(tmp_path), NAMES)
+    words = pq.read_table(tmp_path / "signal_words.parquet")
+    pq.write_table(
+        words.replace_schema_metadata({"format": "2", "signal 0": "kinds"}), tmp_path / "signal_words.parquet"
+    )
+    with pytest.raises(DataError, match=r"format 2; this version reads 1. Upgrade Nonet"):
+        ItemSignals.map(list_signal_files(tmp_path))
+    pq.write_table(pa.table({"other": [1]}), tmp_path / "signal_words.parquet")
+    with pytest.raises(DataError, match="not readable"):
+        ItemSignals.map(list_signal_files(tmp_path))
+
+
+def test_a_column_without_words_is_one_line():
+    with pytest.raises(DataError, match=r"'year' is double; a signal is .*there are title, kinds"):
+        compute_signals(make_items(), ["year"])
+    with pytest.raises(DataError, match=r"'titel' is no column of the items.* Did you mean 'title'"):
+        compute_signals(make_items(), ["titel"])
+
+
+def test_an_order_of_the_items_changes_no_similarity():
+    items = make_items()
+    order = rng(1, "order").permutation(ITEMS)
+    first, second = compute_signals(items, NAMES), compute_signals(items.take(order), NAMES)
+    assert first.words.equals(second.words)
+    for new, old in enumerate(order):
+        ours = slice(int(second.row[new]), int(second.row[new + 1]))
+        theirs = slice(int(first.row[old]), int(first.row[old + 1]))
+        assert second.word[ours].tolist() == first.word[theirs].tolist()
+        assert second.value[ours].tolist() == first.value[theirs].tolist()
+
+
+def make_voting(width: int) -> tuple[Voters, Voters, Sequences, np.ndarray, np.ndarray]:
+    """Voters with and without signals, and prompts."""
+    draw = rng(2, "sequences")
+    offsets = np.arange(0, 60 * 12 + 1, 12)
+    split = np.tile([TRAIN] * 10 + [TEST] * 2, 60).astype(np.int8)
+    seq = Sequences(
+        user_id=np.arange(60),
+        offsets=offsets,
+        item=draw.integers(0, ITEMS, 720).astype(np.int32),
+        time=np.arange(720),
+        event=np.zeros(720, np.int32),
+        split=split,
+        event_names=("view",),
+        repeats=ALLOW,
+    )
+    codes = rng(0, "codes").choice(64, ITEMS, replace=False)
+    trie = Trie.build(np.stack(np.unravel_index(codes, CODES), 1).astype(np.int32), CODES)
+    table = Transitions.fit(seq, ITEMS, CountOptions(reach=6, reverse=0.3))
+    options = VoteOptions(width=width, last=10, decay=0.7, signals=NAMES)
+    signals = compute_signals(make_items(), NAMES)
+    users, positions = list_prompts(seq, TEST)
+    return Voters(table, trie, options, signals), Voters(table, trie, options), seq, users, positions
+
+
+def test_leaves_are_selected_by_votes_and_similarity():
+    voters, plain, seq, users, positions = make_voting(width=10)
+    whole = Voters(voters._transitions, voters._trie, VoteOptions(64, 10, decay=0.7), voters._signals)
+    every = whole.compute_votes(seq, users, positions, similarity_weights=(0.0, 0.0))
+    assert every.similarity is not None
+    weights = (2.0, 1.0)
+    chosen = voters.compute_votes(seq, users, positions, similarity_weights=weights)
+    assert chosen.similarity is not None
+    score = every.weight.log().double() + (every.similarity.double() * torch.tensor(weights)).sum(-1)
+    best = score.masked_fill(every.leaf < 0, -torch.inf).topk(10, dim=1).indices.sort(1).values
+    assert chosen.leaf.tolist() == every.leaf.gather(1, best).tolist()
+    assert chosen.similarity.numpy() == pytest.approx(
+        every.similarity.gather(1, best[..., None].expand(-1, -1, 2)).numpy()
+    )
+    votes = every.weight.gather(1, best)
+    assert chosen.weight.numpy() == pytest.approx((votes / votes.sum(1, keepdim=True)).numpy(), rel=1e-5)
+    without = plain.compute_votes(seq, users, positions)
+    assert without.similarity is None
+    unweighted = voters.compute_votes(seq, users, positions, similarity_weights=(0.0, 0.0))
+    assert unweighted.leaf.tolist() == without.leaf.tolist()
+    assert unweighted.weight.tolist() == without.weight.tolist()
+
+
+def test_a_prompt_has_the_same_votes_alone_and_among_others():
+    voters, _, seq, users, positions = make_voting(width=10)
+    together = voters.compute_votes(seq, users, positions, similarity_weights=(1.1, 0.7))
+    for row in range(0, len(users), 7):
+        alone = voters.compute_votes(seq, users[[row]], positions[[row]], similarity_weights=(1.1, 0.7))
+        assert alone.leaf[0].tolist() == together.leaf[row].tolist()
+        assert alone.weight[0].tolist() == together.weight[row].tolist()
+        assert alone.similarity[0].tolist() == together.similarity[row].tolist()
