@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -17,12 +17,12 @@ from pydantic import (
     Field,
     PrivateAttr,
     SerializeAsAny,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import models_json_schema
 
 from nonet import yaml
 from nonet.controller.cluster import Pool
@@ -353,9 +353,11 @@ def make_schema() -> dict[str, Any]:
     """
     schema = Scenario.model_json_schema()
     kinds = [STAGES.get(name).options for name in STAGES.list_names()]
-    stages = TypeAdapter(dict[Word, Union[tuple(kinds)]]).json_schema()  # noqa: UP007  kinds are known when this runs
-    schema["$defs"] |= stages.pop("$defs")
-    schema["properties"]["stages"] |= stages
+    references, definitions = models_json_schema([(kind, "validation") for kind in kinds])
+    schema["$defs"] |= definitions["$defs"]
+    schema["properties"]["stages"]["additionalProperties"] = {
+        "anyOf": [references[kind, "validation"] for kind in kinds]
+    }
     for definition in schema["$defs"].values():
         definition.pop("required", None)
     schema["properties"] = {

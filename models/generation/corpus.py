@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -92,14 +92,6 @@ class Corpus(Catalogue):
     def seq(self) -> Sequences:
         """The events with their joined columns; loaded on first access."""
         return load_events(self.folders, self.stored, self.joins, self.item_id)
-
-    def read_stored_events(self, user: str) -> Mapping[str, Any] | None:
-        """Return all events of a user from the store, appended ones last; None without a store or if the user is unknown."""
-        return (
-            None
-            if self.stored is None
-            else self.stored.open_events(self.folders, self.seq).get_user_events(user)
-        )
 
     def attach_store(self, stored: StoredSequences | None) -> Corpus:
         """Return a copy that reads each user's events from a store; if `seq` has been accessed before, the copy keeps it."""
