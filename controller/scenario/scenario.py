@@ -355,9 +355,9 @@ def make_schema() -> dict[str, Any]:
     kinds = [STAGES.get(name).options for name in STAGES.list_names()]
     references, definitions = models_json_schema([(kind, "validation") for kind in kinds])
     schema["$defs"] |= definitions["$defs"]
-    schema["properties"]["stages"]["additionalProperties"] = {
-        "anyOf": [references[kind, "validation"] for kind in kinds]
-    }
+    stages_by_pattern = schema["properties"]["stages"]["patternProperties"]
+    for pattern in stages_by_pattern:
+        stages_by_pattern[pattern] = {"anyOf": [references[kind, "validation"] for kind in kinds]}
     for definition in schema["$defs"].values():
         definition.pop("required", None)
     schema["properties"] = {

@@ -162,6 +162,8 @@ def make_voting(width: int) -> tuple[Voters, Voters, Sequences, np.ndarray, np.n
         event=np.zeros(720, np.int32),
         split=split,
         event_names=("view",),
+        user_key=np.arange(60),
+        item_key=np.arange(ITEMS),
         repeats=ALLOW,
     )
     codes = rng(0, "codes").choice(64, ITEMS, replace=False)
