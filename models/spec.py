@@ -280,7 +280,7 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     model = load_heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
         row_width = features["item"] if "nearest" in memory else None
-        load_heavy("nonet.models.generation:attach")(model, seed, row_width, len(signals))
+        load_heavy("nonet.models.generation:attach")(model, seed, row_width, signals)
     return model
 
 
@@ -350,6 +350,12 @@ class Memory(StrictModel):
         if decay is not None and info.data.get("fade", _FADE) != _FADE:
             raise ValueError("fade and decay both weigh a user's newest events; give one of them")
         return decay
+
+    @field_validator("signals", mode="before")
+    @classmethod
+    def _wrap_signal(cls, signals: Any) -> Any:
+        """Return a list of the one signal that a word names."""
+        return [signals] if isinstance(signals, str) else signals
 
     @field_validator("signals")
     @classmethod

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nonet.errors import CheckpointError
-from nonet.models.generation import MEMORY_WEIGHTS, QUERY, SIGNAL_WEIGHTS
+from nonet.models.generation import MEMORY_WEIGHTS, QUERY, SIGNAL_WEIGHT
 from nonet.stored_tensors import StoredTensors, TensorSlice
 from nonet.workers.weights import (
     BUCKET_BYTES,
@@ -317,7 +317,8 @@ def _match_optional_weights(
     A memory and its nearest-item voter can be added to a checkpoint or removed from it, so their weights are loaded only
     if the model has them in the same shape; otherwise the model keeps its own.
     """
-    optional_names = (MEMORY_WEIGHTS, SIGNAL_WEIGHTS, f"{QUERY}.weight")
+    signal_names = (name for name in {**tensors, **model_tensors} if name.startswith(SIGNAL_WEIGHT))
+    optional_names = (MEMORY_WEIGHTS, f"{QUERY}.weight", *signal_names)
     matched = {name: tensor for name, tensor in tensors.items() if name not in optional_names}
     for name in optional_names:
         if name in model_tensors:

@@ -24,10 +24,9 @@ from nonet.controller.scenario.settings import (
 from nonet.controller.setup.file_checks import FileChecks
 from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
-from nonet.controller.setup.worker_setup import (
-    make_stage_setups,
-)
+from nonet.controller.setup.worker_setup import make_baseline_options, make_stage_setups
 from nonet.errors import ConfigError, DataError
+from nonet.models.baselines import BASELINES
 from nonet.models.tokenizer import check_signals, check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges
@@ -105,6 +104,9 @@ def check_data(
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
     check_signals(data.signals, items)
+    for config in make_baseline_options(scenario).values():
+        if check_baseline := BASELINES.get(config["use"]).check_items:
+            check_baseline(items, config)
     if seq is not None:
         _check_sequence_lengths(scenario, seq)
         notes = scenario.model.spec.check_events(scenario, seq)

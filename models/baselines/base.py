@@ -6,10 +6,10 @@
         def scores(self, seq, users, positions): ...    # float32 [P, n_items], higher is better
 
 Keyword arguments of the constructor are keys in the scenario. `seed` and `history` are the run's, for a constructor that names
-them; `transitions` and `items` are functions that return the run's counts of transitions and its item table. A baseline whose
-scores differ between prompts in few items may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without [P, I].
-A baseline may describe its training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. If its training takes
-minutes, it may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
+them; `transitions` and `item_table` are functions that return the run's counts of transitions and its item table. If its scores
+differ between prompts in few items, a baseline may have `votes(seq, users, positions)` -> SparseVotes, which is ranked without
+[P, I]. It may describe its training in `trained`: {"epochs": 12, "seconds": 80.5, "loss": "...", ...}. If that takes minutes, it
+may also have `fit_in_parts(seq)`, a generator: between its parts the evaluator answers other calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Shapes: P prompts, I items.
 
 # Arguments that the run passes to constructors that declare them.
-_RUN_ARGUMENTS = ("seed", "history", "transitions", "items")
+_RUN_ARGUMENTS = ("seed", "history", "transitions", "item_table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,13 @@ class BaselineSpec:
         build: Its class, or the dotted path of the class.
         options: Its keys in a scenario.
         quick: Whether fitting takes at most two seconds, so that `nonet recommend` can fit it again.
+        check_items: Function (item table, options) that raises an error if the items do not fit the options.
     """
 
     build: str | Callable[..., Baseline]
     options: type[StrictModel] = StrictModel
     quick: bool = False
+    check_items: Callable[[pa.Table, Mapping[str, Any]], None] | None = None
 
 
 class _BaselineRegistry(PluginRegistry[BaselineSpec]):
@@ -129,7 +131,7 @@ def make_baseline(
     seed: int,
     history: int,
     transitions: Callable[[], Transitions] | None = None,
-    items: Callable[[], pa.Table] | None = None,
+    item_table: Callable[[], pa.Table] | None = None,
 ) -> Baseline:
     """Create the baseline that `config["use"]` names, with the other keys as its options.
 
@@ -139,7 +141,7 @@ def make_baseline(
         seed: Seed of the run.
         history: Maximum number of events of a history.
         transitions: Returns the transitions that the run has counted.
-        items: Returns the item table.
+        item_table: Returns the item table.
 
     Raises:
         ConfigError: The baseline cannot be created with these options.
@@ -148,7 +150,7 @@ def make_baseline(
     use = options.pop("use")
     baseline_class = load_heavy(BASELINES.get(use).build)
     parameters = inspect.signature(baseline_class).parameters
-    run_arguments = zip(_RUN_ARGUMENTS, (seed, history, transitions, items), strict=True)
+    run_arguments = zip(_RUN_ARGUMENTS, (seed, history, transitions, item_table), strict=True)
     accepted = {key: value for key, value in run_arguments if key in parameters}
     try:
         return baseline_class(n_items, **accepted, **options)

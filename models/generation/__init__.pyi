@@ -12,7 +12,7 @@ from .fitting import fit_signals as fit_signals
 from .logprob import legal_log_softmax as legal_log_softmax
 from .logprob import log_prob as log_prob
 from .memory import MEMORY_WEIGHTS as MEMORY_WEIGHTS
-from .memory import SIGNAL_WEIGHTS as SIGNAL_WEIGHTS
+from .memory import SIGNAL_WEIGHT as SIGNAL_WEIGHT
 from .memory import attach as attach
 from .memory import compute_leaf_log_probs as compute_leaf_log_probs
 from .memory import compute_policy_log_prob as compute_policy_log_prob
@@ -23,6 +23,7 @@ from .memory import get_nearest_share as get_nearest_share
 from .memory import get_signal_weights as get_signal_weights
 from .memory import remember as remember
 from .memory import score_leaves as score_leaves
+from .memory import set_signal_weights as set_signal_weights
 from .nearest import QUERY as QUERY
 from .nearest import compute_nearest_loss as compute_nearest_loss
 from .recommender import Recommender as Recommender

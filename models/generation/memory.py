@@ -14,6 +14,8 @@ level by level works unchanged.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +34,17 @@ MEMORY_WEIGHTS = "memory"
 """Name of a model's buffer with the memory weights (l, b, c), followed by m if the nearest items vote too.
 
 Being a buffer, it is stored in checkpoints and published versions like the other weights."""
-SIGNAL_WEIGHTS = "memory_signals"
-"""Name of a model's buffer with the weight g of each signal [K], if its memory has signals."""
+SIGNAL_WEIGHT = "memory_signal_"
+"""Beginning of the names of a model's buffers with the weight g of a signal, which end in a hash of the signal's name.
+
+So a model that starts from the weights of another run gives each signal its own weight."""
 _INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE = (0.2, 0.75, 1.2), 0.25  # (l, b, c) and m before they are fitted
 _INITIAL_SIGNAL_WEIGHT = 0.5  # g before it is fitted
 _MIN_VOTE_EXPONENT = 0.25  # With a c below it, leaves are selected as with it: the votes always count.
 _QUERY_STD = 0.05  # Standard deviation of the initial query matrix.
 
 
-def attach(model: Any, seed: int = 0, row_width: int | None = None, n_signals: int = 0) -> None:
+def attach(model: Any, seed: int = 0, row_width: int | None = None, signals: Sequence[str] = ()) -> None:
     """Add the memory weights (l, b, c) to a model as a buffer with their initial values.
 
     Args:
@@ -48,12 +52,13 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None, n_signals: i
         seed: Seed of the query matrix.
         row_width: Width of an item's embedding row, to let the items nearest to the model's state vote too. Adds their share m of
             the votes to the weights, and to the model a matrix that maps a state to a query for rows. None for no such votes.
-        n_signals: Number of signals K, whose weights are a buffer of their own.
+        signals: Names of the signals [K].
     """
     initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
-    if n_signals:
-        model.register_buffer(SIGNAL_WEIGHTS, torch.tensor([_INITIAL_SIGNAL_WEIGHT] * n_signals))
+    for name in signals:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        model.register_buffer(f"{SIGNAL_WEIGHT}{digest}", torch.tensor(_INITIAL_SIGNAL_WEIGHT))
     if row_width is None:
         return
     with torch.random.fork_rng(devices=[]):
@@ -77,8 +82,18 @@ def get_nearest_share(model: nn.Module) -> float:
 
 def get_signal_weights(model: nn.Module) -> list[float]:
     """Return the weight g of each signal [K]; none without signals."""
-    weights = getattr(model, SIGNAL_WEIGHTS, None)
-    return [] if weights is None else weights.tolist()
+    return [weight.item() for weight in _list_signal_buffers(model)]
+
+
+def set_signal_weights(model: nn.Module, weights: Sequence[float]) -> None:
+    """Set the weight g of each signal [K]."""
+    for buffer, weight in zip(_list_signal_buffers(model), weights, strict=True):
+        buffer.fill_(weight)
+
+
+def _list_signal_buffers(model: nn.Module) -> list[Tensor]:
+    """Return the buffers of the weights of the signals [K], in the order of the signals."""
+    return [buffer for name, buffer in model.named_buffers(recurse=False) if name.startswith(SIGNAL_WEIGHT)]
 
 
 def compute_similarity_weights(model: nn.Module) -> list[float]:
@@ -107,7 +122,7 @@ class VoteMixture:
         l, b, c = get_memory_weights(model)  # noqa: E741
         logit_UV = b * logp_UV + c * votes.weight.clamp_min(1e-30).log()
         if votes.similarity is not None:
-            logit_UV = logit_UV + (votes.similarity * getattr(model, SIGNAL_WEIGHTS)).sum(-1)
+            logit_UV = logit_UV + (votes.similarity * torch.stack(_list_signal_buffers(model))).sum(-1)
         logit_UV = logit_UV.masked_fill(votes.leaf < 0, -1e30)
         has_votes_U = (votes.leaf >= 0).any(1)
         q_UV = logit_UV.softmax(1).masked_fill(votes.leaf < 0, 0.0)

@@ -43,6 +43,7 @@ class ItemSignals:
         word: Words [E] int32, as indices of `words`.
         value: Weight of each word of an item [E] float32.
         words: The words [F]: columns `word`, `signal` (index in `names`) and `idf`.
+        n_first: Number of items by which the words are weighted, without those that were added later.
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class ItemSignals:
     word: np.ndarray
     value: np.ndarray
     words: pa.Table
+    n_first: int
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -60,7 +62,11 @@ class ItemSignals:
         folder = Path(folder)
         for name in _ARRAYS:
             np.save(folder / SIGNAL_FILES[f"signal_{name}"], getattr(self, name))
-        metadata = {"format": str(FORMAT), **{f"signal {k}": name for k, name in enumerate(self.names)}}
+        metadata = {
+            "format": str(FORMAT),
+            "items": str(self.n_first),
+            **{f"signal {k}": name for k, name in enumerate(self.names)},
+        }
         pq.write_table(self.words.replace_schema_metadata(metadata), folder / SIGNAL_FILES["signal_words"])
 
     @classmethod
@@ -76,34 +82,38 @@ class ItemSignals:
         try:
             words = pq.read_table(files["signal_words"])
             arrays = {name: np.load(files[f"signal_{name}"], mmap_mode="r") for name in _ARRAYS}
-            signal_of_word = words["signal"].to_numpy()
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            signal_of_word, idf = words["signal"].to_numpy(), words["idf"].to_numpy()
+            is_text = pa.types.is_string(words["word"].type)
+            metadata = {key.decode(): value.decode() for key, value in (words.schema.metadata or {}).items()}
+            n_first = int(metadata.get("items", 0))
+        except (OSError, EOFError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DataError(
                 f"signals {files['signal_words'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
-        metadata = words.schema.metadata or {}
-        if (number := metadata.get(b"format", b"?").decode(errors="replace")) != str(FORMAT):
+        if (number := metadata.get("format", "?")) != str(FORMAT):
             raise DataError(
                 f"signals {files['signal_words'].parent}: format {number}; this version reads {FORMAT}. Upgrade Nonet."
             )
-        names = tuple(
-            metadata[key].decode()
-            for k in range(len(metadata))
-            if (key := f"signal {k}".encode()) in metadata
-        )
-        row, word = arrays["row"], arrays["word"]
+        names = tuple(metadata[key] for k in range(len(metadata)) if (key := f"signal {k}") in metadata)
+        row, word, value = (arrays[name] for name in _ARRAYS)
         if not (
-            len(row)
+            row.ndim == word.ndim == value.ndim == 1
+            and _are_indices(row, len(word) + 1)
+            and len(row)
             and row[0] == 0
-            and row[-1] == len(word) == len(arrays["value"])
-            and bool((np.diff(row) >= 0).all())
+            and row[-1] == len(word) == len(value)
+            and bool((np.diff(row.astype(np.int64)) >= 0).all())
             and _are_indices(word, len(words))
             and _are_indices(signal_of_word, len(names))
+            and _are_weights(value, 1.001)
+            and _are_weights(idf, 100.0)
+            and is_text
+            and n_first > 0
         ):
             raise DataError(
                 f"signals {files['signal_words'].parent}: the files do not match. Run the tokenise stage again."
             )
-        return cls(names, **arrays, words=words)
+        return cls(names, **arrays, words=words, n_first=n_first)
 
     def make_profiles(
         self, prompt: np.ndarray, item: np.ndarray, weight: np.ndarray, n_prompts: int
@@ -158,15 +168,16 @@ class Profiles:
         return sums.astype(np.float32).reshape(len(item), n_signals)
 
 
-def open_signals(files: Mapping[str, Path], names: Sequence[str]) -> ItemSignals | None:
+def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) -> ItemSignals | None:
     """Open the signals of a memory; None if it has none.
 
     Args:
         files: Files of the memory's counts and signals by name.
         names: Names of the signals that the memory was trained with.
+        n_items: Number of items of the memory's counts.
 
     Raises:
-        DataError: The files lack a signal or cannot be read.
+        DataError: The files lack a signal, are those of other items, or cannot be read.
     """
     if not names:
         return None
@@ -177,6 +188,10 @@ def open_signals(files: Mapping[str, Path], names: Sequence[str]) -> ItemSignals
     if list(signals.names) != list(names):
         raise DataError(
             f"the memory has signals {', '.join(names)}, and its files have {', '.join(signals.names)}."
+        )
+    if len(signals) != n_items:
+        raise DataError(
+            f"the memory counts {n_items:,} items, and its signals are of {len(signals):,} items."
         )
     return signals
 
@@ -190,3 +205,8 @@ def list_signal_files(folder: Path) -> dict[str, Path]:
 def _are_indices(values: np.ndarray, size: int) -> bool:
     """Return whether all values are integers in [0, size)."""
     return values.dtype.kind in "iu" and (not len(values) or (values.min() >= 0 and values.max() < size))
+
+
+def _are_weights(values: np.ndarray, largest: float) -> bool:
+    """Return whether all values are numbers in [0, largest]."""
+    return values.dtype.kind == "f" and bool(((values >= 0) & (values <= largest)).all())

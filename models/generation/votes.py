@@ -131,8 +131,10 @@ class VoteCounter:
         distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
         vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
         # Pairs whose every occurrence is subtracted leave a rounding error.
-        vote[vote < 1e-6 * vote.max(initial=0.0)] = 0
-        return distinct_keys // n_items, distinct_keys % n_items, vote
+        prompt, largest = distinct_keys // n_items, np.zeros(len(users))
+        np.maximum.at(largest, prompt, vote)
+        vote[vote < 1e-6 * largest[prompt]] = 0
+        return prompt, distinct_keys % n_items, vote
 
     def weigh_voters(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray

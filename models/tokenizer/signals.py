@@ -1,13 +1,14 @@
 """Signals of a memory from columns of the item table: words weighted by IDF, rows of norm 1.
 
 The weight of a word that n of N items have is log(N / n) (Sparck Jones, 1972), once per item. A word of one item is like no other
-item's, so it counts in the norm and is not stored.
+item's, so it counts in the norm and is not stored. Of a long text, the first 128 distinct words count.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -18,19 +19,22 @@ from nonet.suggest import join_names, suggest_sentence
 
 # Shapes: I items, K signals, F stored words, E (item, word) pairs.
 
-_CHUNK_ITEMS = 1 << 16
+_CHUNK_ITEMS = 1 << 12
+_MAX_WORDS = (
+    128  # Distinct words of an item in a signal that are read, the first ones, so that long texts stay cheap.
+)
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 
-def check_signals(names: Sequence[str], items: pa.Table) -> None:
-    """Raise DataError if a signal of the memory is no column of words of the item table."""
+def check_signals(names: Sequence[str], items: pa.Table, key: str = "model.memory.signals") -> None:
+    """Raise DataError if a signal, which a key of the scenario names, is no column of words of the item table."""
     columns = {field.name: field.type for field in items.schema}
     usable = list_word_columns(items)
     for name in names:
         if name not in usable:
             problem = f"is {columns[name]}" if name in columns else "is no column of the items"
             raise DataError(
-                f"model.memory.signals: {name!r} {problem}; a signal is a column of text or lists of text, and there "
+                f"{key}: {name!r} {problem}; a signal is a column of text or lists of text, and there "
                 f"{'are ' + join_names(usable) if usable else 'is none'}.{suggest_sentence(name, usable)}"
             )
 
@@ -84,7 +88,7 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     item, word = _index_words(new_items, signals.names, index_by_word, is_fixed=True)
     n_words, n_signals = len(words), len(signals.names)
     # The index of a word that is not stored is n_words + its signal; such a word is like that of one item.
-    idf = np.concatenate([words["idf"].to_numpy(), np.full(n_signals, np.log(max(len(signals), 1)))])
+    idf = np.concatenate([words["idf"].to_numpy(), np.full(n_signals, np.log(signals.n_first))])
     signal = np.concatenate([words["signal"].to_numpy(), np.arange(n_signals)]).astype(np.int64)
     number = np.where(word < n_words, word, -1)
     added = _build(signals.names, words, len(new_items), item, number, signal[word], idf[word])
@@ -94,6 +98,7 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
         np.concatenate([signals.word, added.word]),
         np.concatenate([signals.value, added.value]),
         words,
+        signals.n_first,
     )
 
 
@@ -123,7 +128,9 @@ def _build(
     order = np.lexsort((word, item))
     kept = order[(word[order] >= 0) & (value[order] > 0)]
     row = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(item[kept], minlength=n_items))])
-    return ItemSignals(names, row, word[kept].astype(np.int32), value[kept].astype(np.float32), words)
+    return ItemSignals(
+        names, row, word[kept].astype(np.int32), value[kept].astype(np.float32), words, max(n_items, 1)
+    )
 
 
 def _index_words(
@@ -146,7 +153,7 @@ def _index_words(
                 if is_fixed
                 else (start + offset, index_by_word.setdefault((k, text), len(index_by_word)))
                 for offset, words in enumerate(texts)
-                for text in dict.fromkeys(words)
+                for text in islice(dict.fromkeys(words), _MAX_WORDS)
             ]
             pairs.append(np.array(entries, np.int64).reshape(-1, 2).T)
     item, word = np.concatenate(pairs, 1)

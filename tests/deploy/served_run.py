@@ -27,13 +27,13 @@ class TrainedRun:
             edit(self.ring.scenario)
         if memory:
             text = self.ring.scenario.read_text().replace(
-                "use: sid_decoder,", "use: sid_decoder, memory: {reverse: 0.3, signals: [title]},"
+                "use: sid_decoder,", "use: sid_decoder, memory: {reverse: 0.3, signals: [title, categories]},"
             )
             self.ring.scenario.write_text(text)
             corpus = self.ring.corpus()
             home = folder / "transitions"
             Transitions.write(home, corpus.seq, len(corpus.sids), CountOptions(reverse=0.3))
-            compute_signals(corpus.items, ["title"]).save(home)
+            compute_signals(corpus.items, ["title", "categories"]).save(home)
             self.ring.folders["transitions"] = str(home)
             self.ring.facts["artifacts"]["transitions"] = {
                 "kind": "transitions",

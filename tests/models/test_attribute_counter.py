@@ -6,7 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.models.baselines.attribute_counter import AttributeCounter, _Cells
+from nonet.errors import DataError
+from nonet.models.baselines import attribute_counter as module
+from nonet.models.baselines.attribute_counter import (
+    SPEC,
+    AttributeCounter,
+    AttributeCounterOptions,
+    _Cells,
+    _Ranking,
+)
+from nonet.models.baselines.popularity import Popularity
 from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts, locate_events
@@ -51,22 +60,22 @@ def rank(baseline, seq: Sequences) -> float:
 
 
 def fit(seq: Sequences, **options) -> AttributeCounter:
-    return AttributeCounter(ITEMS, seed=1, items=lambda: make_items(seq), **options).fit(seq)
+    return AttributeCounter(ITEMS, seed=1, item_table=lambda: make_items(seq), **options).fit(seq)
 
 
 def test_attributes_count_where_users_follow_them_and_not_where_they_do_not():
     following, random = make_log(follows_kinds=True), make_log(follows_kinds=False)
     fitted = fit(following)
-    assert fitted.trained["kinds"] >= 1.2
+    assert fitted.trained["g kinds"] >= 1.2
     assert rank(fitted, following) > 1.3 * rank(TransitionCounter(ITEMS).fit(following), following)
-    assert fit(random).trained["kinds"] <= 0.3
-    assert set(fitted.trained) == {"reverse", "decay", "kinds"}
+    assert fit(random).trained["g kinds"] <= 0.3
+    assert set(fitted.trained) == {"reverse", "decay", "g kinds"}
 
 
 def test_scores_are_votes_and_similarities_with_the_fitted_exponents():
     seq = make_log(follows_kinds=True)
     fitted = fit(seq)
-    reverse, decay, g = (fitted.trained[name] for name in ("reverse", "decay", "kinds"))
+    reverse, decay, g = (fitted.trained[name] for name in ("reverse", "decay", "g kinds"))
     counts, occurs = np.zeros((ITEMS, ITEMS)), np.zeros(ITEMS)
     for user in range(len(seq)):
         items = seq.item[seq.offsets[user] : seq.offsets[user + 1]]
@@ -91,8 +100,9 @@ def test_scores_are_votes_and_similarities_with_the_fitted_exponents():
 
 
 def test_a_target_ranks_below_its_equals():
-    cells = _Cells(2, np.array([0, 0, 0, 1]), np.zeros(4), np.zeros((4, 0)), np.array([1, -1]))
-    assert cells.compute_ndcg([]) == pytest.approx(
+    prompt = np.array([0, 0, 0, 1])
+    ranking = _Ranking(_Cells(prompt, np.arange(4), np.zeros(4), np.zeros((4, 0))), np.array([1, -1]))
+    assert ranking.compute_ndcg([]) == pytest.approx(
         1 / np.log2(4) / 2
     )  # third of three, and a target without votes
 
@@ -113,8 +123,10 @@ def test_without_validation_events_or_words_the_usual_exponents_stay():
     seq = make_log(follows_kinds=True)
     split = np.where(seq.split == VALID, TRAIN, seq.split)
     unvalidated = Sequences(**{**seq.__dict__, "split": split})
-    assert fit(unvalidated).trained == {"reverse": 0.3, "decay": 0.7, "kinds": 1.2}
-    bare = AttributeCounter(ITEMS, seed=1, items=lambda: make_items(seq).select(["item_id", "year"])).fit(seq)
+    assert fit(unvalidated).trained == {"reverse": 0.3, "decay": 0.7, "g kinds": 1.2}
+    bare = AttributeCounter(
+        ITEMS, seed=1, item_table=lambda: make_items(seq).select(["item_id", "year"])
+    ).fit(seq)
     assert set(bare.trained) == {"reverse", "decay"}
     assert rank(bare, seq) > 0
 
@@ -122,5 +134,41 @@ def test_without_validation_events_or_words_the_usual_exponents_stay():
 def test_columns_may_be_chosen_and_must_be_words():
     seq = make_log(follows_kinds=True)
     assert set(fit(seq, columns=[]).trained) == {"reverse", "decay"}
-    with pytest.raises(Exception, match=r"signals: 'year' is double"):
-        fit(seq, columns=["year"])
+    options = AttributeCounterOptions(columns=["year"]).model_dump()
+    with pytest.raises(DataError, match=r"attribute_counter: columns: 'year' is double"):
+        SPEC.check_items(make_items(seq), options)
+    SPEC.check_items(make_items(seq), AttributeCounterOptions().model_dump())
+
+
+@pytest.mark.parametrize("names", [["kinds"], []])
+def test_prompts_without_any_votes_are_ranked_by_popularity(names):
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(40), 3),
+            "item_id": np.arange(120) % 90,
+            "timestamp": np.arange(120) + 1,
+        }
+    )
+    seq = build_sequences(log, None, split={"test": 1, "valid": 1})[0]
+    items = make_items(seq).select(["item_id", *names])
+    fitted = AttributeCounter(len(items), seed=1, item_table=lambda: items).fit(seq)
+    users, positions = list_prompts(seq, TEST)
+    popularity = Popularity(len(items)).fit(seq).popularity
+    for scores in fitted.scores(seq, users, positions):
+        assert (np.argsort(-scores, kind="stable") == np.argsort(-popularity, kind="stable")).all()
+
+
+def test_only_the_items_with_most_votes_are_compared(monkeypatch):
+    seq = make_log(follows_kinds=True)
+    users, positions = list_prompts(seq, TEST)
+    whole = fit(seq)
+    every = whole.votes(seq, users, positions)
+    monkeypatch.setattr(module, "_MAX_CANDIDATES", 5)
+    few = whole.votes(seq, users, positions)
+    assert np.bincount(few.prompt).max() == 5
+    counter, chosen = whole._counter, users[:9]
+    prompt, item, vote = counter.count_votes(seq, chosen, positions[:9])
+    for row in range(9):
+        best = item[prompt == row][np.argsort(-vote[prompt == row], kind="stable")][:5]
+        assert sorted(few.item[few.prompt == row]) == sorted(best)
+    assert len(every.item) > len(few.item)

@@ -121,8 +121,9 @@ def make_recommender(
     voters = None
     if run.memory is not None:
         options = VoteOptions(**run.memory)
-        signals = open_signals(counts, options.signals)
-        voters = Voters(Transitions.map(counts), corpus.trie, options, signals)
+        transitions = Transitions.map(counts)
+        signals = open_signals(counts, options.signals, len(transitions))
+        voters = Voters(transitions, corpus.trie, options, signals)
     model.eval()
     return Recommender(model, reader, dict(run.features), corpus, run.history, voters)
 

@@ -15,7 +15,6 @@ import torch
 
 from nonet.models.generation import (
     MEMORY_WEIGHTS,
-    SIGNAL_WEIGHTS,
     Corpus,
     HeldOutVotes,
     Voters,
@@ -25,6 +24,7 @@ from nonet.models.generation import (
     get_signal_weights,
     move_batch,
     remember,
+    set_signal_weights,
 )
 from nonet.random import rng
 from nonet.samples.batches import (
@@ -94,7 +94,7 @@ class MemoryFit:
                 best_weights,
                 n_signals,
             )
-            getattr(self.model, SIGNAL_WEIGHTS).copy_(torch.tensor(signal_weights))
+            set_signal_weights(self.model, signal_weights)
         buffer = getattr(self.model, MEMORY_WEIGHTS)  # It has 3 weights, or 4 if the nearest items vote.
         buffer.copy_(torch.tensor((*best_weights, best_share)[: len(buffer)], dtype=buffer.dtype))
 

@@ -148,13 +148,15 @@ def test_of_two_processes_that_change_the_catalogue_at_once_one_is_refused_and_n
 def test_new_items_have_the_words_that_a_memory_compares(tmp_path):
     trained = TrainedRun(tmp_path)
     trained.commit()
-    before = Corpus.load(trained.folder.find_artifacts()).open_signals(["title"])
+    before = Corpus.load(trained.folder.find_artifacts()).open_signals(["title", "categories"])
     add_items(str(trained.folder.path), table(tmp_path, [5001, 5002]))
     after = Corpus.load(trained.folder.find_artifacts())
-    signals = after.open_signals(["title"])
+    signals = after.open_signals(["title", "categories"])
     assert before is not None
     assert signals is not None
     assert len(signals) == len(before) + 2 == len(after.items)
+    assert len(before.word) > 20
     assert signals.word[: len(before.word)].tolist() == before.word.tolist()
+    assert signals.row[-1] > before.row[-1]  # the new items' kind is one of the words
     answer = recommend_for(str(trained.folder.path), [], None, 3, item_ids=["5001", "1003"])
     assert len(answer["columns"]["pretrain"]) == 3

@@ -15,8 +15,12 @@ from nonet.deploy.opened import Away, OpenedRun, opened_run
 from nonet.deploy.serving.service import EnginePool, ServeConfig
 from nonet.deploy.serving.start import build_single_process_app, serve_run
 from nonet.errors import CheckpointError, ConfigError
+from nonet.models.generation import set_signal_weights
+from nonet.samples.batches import list_prompts
+from nonet.samples.sequences import TEST
 from nonet.workers import write_base
 from nonet.workers.registry import RemoteRegistry
+from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
 AT_ONCE_S = 0.2
 
@@ -443,3 +447,20 @@ def test_the_fallback_lists_no_withdrawn_item_while_the_features_are_away(tmp_pa
         assert before[0] not in items(answer)
         assert len(items(answer)) == 3
     service.engines.close()
+
+
+def test_a_version_compares_items_as_its_checkpoint_does(tmp_path):
+    trained = TrainedRun(tmp_path)
+    model = trained._world.trainer.model
+    model.memory.copy_(model.memory.new_tensor([0.6, 0.2, 1.0]))
+    set_signal_weights(model, [0.0, 4.0])
+    trained.commit()
+    opened = trained.open()
+    served = opened.load_recommender(opened.publish_newest())
+    users, positions = list_prompts(served.corpus.seq, TEST)
+    checkpoint = load_recommender(opened.setup, opened.corpus, opened.find_newest_commit()[0])
+    scores = [r.score_catalogue(r.batch(users, positions), users, positions) for r in (served, checkpoint)]
+    assert scores[0].tolist() == scores[1].tolist()
+    set_signal_weights(served.model, [0.0, 0.0])
+    unlike = served.score_catalogue(served.batch(users, positions), users, positions)
+    assert unlike.tolist() != scores[0].tolist()

@@ -12,11 +12,18 @@ from nonet.models.generation.beams import search_beams
 from nonet.models.generation.exhaustive import mix_votes, score_items, select_top_items
 from nonet.models.generation.fitting import HeldOutVotes, fit, fit_signals
 from nonet.models.generation.logprob import SortedLeaves, compute_path_log_probs, find_leaves, log_prob_from
-from nonet.models.generation.memory import MEMORY_WEIGHTS, SIGNAL_WEIGHTS, attach, remember
+from nonet.models.generation.memory import (
+    MEMORY_WEIGHTS,
+    attach,
+    get_signal_weights,
+    remember,
+    set_signal_weights,
+)
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
 from nonet.random import rng
 from nonet.types import Jagged
+from nonet.workers.weight_files import _match_optional_weights
 
 CODES = (6, 5, 4, 3)
 USERS, ITEMS = 9, 150
@@ -160,7 +167,9 @@ def test_gradients_go_through_the_model_and_through_what_it_remembers(rememberin
 @pytest.mark.parametrize("g", [(0.0, 0.0), (1.5, 0.4)])
 def test_scores_with_signals_are_the_formula_and_sum_to_one(remembering, make_cache, trie, g):
     model, cache, votes = remembering((0.3, 0.5, 1.0)), make_cache(USERS), _votes(trie)
-    model.register_buffer(SIGNAL_WEIGHTS, torch.tensor(g))
+    attach(model, signals=("title", "kinds"))
+    getattr(model, MEMORY_WEIGHTS).copy_(torch.tensor((0.3, 0.5, 1.0)))
+    set_signal_weights(model, g)
     similarity = torch.from_numpy(rng(8, "similarity").random((*votes.leaf.shape, 2)).astype(np.float32))
     plain = score_items(model, cache, trie)
     with_signals = replace(votes, similarity=similarity)
@@ -173,6 +182,16 @@ def test_scores_with_signals_are_the_formula_and_sum_to_one(remembering, make_ca
     found = search_beams(model, cache, trie, ITEMS, votes=with_signals)
     best = select_top_items(scores, 10, Jagged(np.empty(0, np.int64), np.zeros(USERS + 1, np.int64)))
     assert found.item[:, :10].tolist() == best.tolist()
+
+
+def test_weights_of_signals_follow_their_names(make_model):
+    first, second = make_model(CODES), make_model(CODES)
+    attach(first, signals=("title", "kinds"))
+    attach(second, signals=("kinds", "brand", "title"))
+    set_signal_weights(first, (1.0, 6.0))
+    weights = _match_optional_weights(dict(second.state_dict()), dict(first.state_dict()))
+    second.load_state_dict(weights)
+    assert get_signal_weights(second) == [6.0, 0.5, 1.0]
 
 
 def test_the_fit_finds_the_weights_of_signals_that_made_the_events():

@@ -89,13 +89,13 @@ def test_new_items_have_the_words_of_the_first_ones_with_their_weights():
 def test_signals_are_read_as_they_were_written(tmp_path):
     signals = compute_signals(make_items(), NAMES)
     signals.save(tmp_path)
-    read = open_signals(list_signal_files(tmp_path), NAMES)
+    read = open_signals(list_signal_files(tmp_path), NAMES, ITEMS)
     assert read is not None
     assert read.names == tuple(NAMES)
     assert read.words.equals(signals.words)
     for name in ("row", "word", "value"):
         assert getattr(read, name).tolist() == getattr(signals, name).tolist()
-    assert open_signals({}, ()) is None
+    assert open_signals({}, (), 0) is None
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,14 @@ def test_files_that_do_not_match_are_one_line(tmp_path, name, values):
 
 def test_missing_and_other_signals_are_one_line(tmp_path):
     with pytest.raises(DataError, match="the memory has signals title, kinds, and there is no signal_row"):
-        open_signals({}, NAMES)
+        open_signals({}, NAMES, ITEMS)
     compute_signals(make_items(), ["kinds"]).save(tmp_path)
     with pytest.raises(DataError, match="has signals title, kinds, and its files have kinds"):
-        open_signals(list_signal_files(tmp_path), NAMES)
+        open_signals(list_signal_files(tmp_path), NAMES, ITEMS)
     words = pq.read_table(tmp_path / "signal_words.parquet")
     pq.write_table(
-        words.replace_schema_metadata({"format": "2", "signal 0": "kinds"}), tmp_path / "signal_words.parquet"
+        words.replace_schema_metadata({"format": "2", "items": "40", "signal 0": "kinds"}),
+        tmp_path / "signal_words.parquet",
     )
     with pytest.raises(DataError, match=r"format 2; this version reads 1. Upgrade Nonet"):
         ItemSignals.map(list_signal_files(tmp_path))

@@ -10,6 +10,8 @@ from ring_world import Ring, scores_of
 
 from nonet.controller.scenario import check_tables, load_scenario
 from nonet.errors import ConfigError
+from nonet.models.generation import get_signal_weights, set_signal_weights
+from nonet.models.tokenizer import compute_signals
 from nonet.samples.batches import list_prompts, make_training_batch
 from nonet.samples.sequences import TEST, TRAIN
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
@@ -55,6 +57,56 @@ def test_an_update_scores_beams_as_the_rollout_did(trained):
     trained.trainer.model.memory.copy_(trained.trainer.model.memory.new_tensor([0.4, 0.5, 1.0, 0.5]))
     beams = trained.beams()
     record = trained.update(beams, scores_of(beams))
+    assert record["ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory):
+    """A world whose memory compares the kinds of items."""
+    ring = Ring(tmp_path_factory.mktemp("alike"))
+    compute_signals(ring.corpus().items, ["categories"]).save(ring.folders["transitions"])
+    world = ring.world("model.memory={voters: [transitions, nearest], width: 3, signals: [categories]}")
+    world.train("pretrain")
+    world.ring = ring
+    return world
+
+
+def test_similarity_counts_alike_in_the_live_model_and_in_its_commit(alike, tmp_path):
+    model = alike.trainer.model
+    assert get_signal_weights(model) == [0.5]
+    alike.trainer.fit_memory()
+    assert get_signal_weights(model) != [0.5]
+    model.memory.copy_(model.memory.new_tensor([0.6, 0.2, 1.0, 0.5]))
+    set_signal_weights(model, [4.0])
+    commit = alike.save(tmp_path / "commit")
+    alike.beams()
+    users, positions = list_prompts(alike.trainer.corpus.seq, TEST)
+    live, again = alike.rollout._recommender, load_recommender(alike.run, alike.ring.corpus(), commit)
+    assert get_signal_weights(again.model) == [4.0]
+    mine, theirs = (r.score_catalogue(r.batch(users, positions), users, positions) for r in (live, again))
+    assert mine.tolist() == theirs.tolist()
+    set_signal_weights(again.model, [0.0])
+    assert again.score_catalogue(again.batch(users, positions), users, positions).tolist() != theirs.tolist()
+
+
+def test_leaves_of_both_voters_have_their_similarity(alike):
+    users, positions = list_prompts(alike.trainer.corpus.seq, TEST)
+    recommender = alike.rollout._recommender
+    votes = recommender.compute_votes(users, positions)
+    state = recommender.prefill(recommender.batch(users, positions)).state
+    merged, _ = votes.merge_voters(recommender.model, state)
+    assert merged.leaf.shape[1] > votes.leaf.shape[1]
+    assert merged.similarity.tolist() == votes.compare(merged.leaf).tolist()
+    assert (merged.similarity[merged.leaf >= 0] > 0).float().mean() > 0.05
+
+
+def test_an_update_selects_leaves_by_similarity_as_the_rollout_did(alike):
+    alike.trainer.begin(alike.stages["rl"])
+    model = alike.trainer.model
+    model.memory.copy_(model.memory.new_tensor([0.6, 0.2, 1.0, 0.3]))
+    set_signal_weights(model, [4.0])
+    beams = alike.beams()
+    record = alike.update(beams, scores_of(beams))
     assert record["ratio"] == pytest.approx(1.0, abs=1e-6)
 
 

@@ -88,5 +88,5 @@ class BaselineFitter:
             seed=self._seed,
             history=self._history,
             transitions=self._transitions,
-            items=lambda: self._items,
+            item_table=lambda: self._items,
         )
