@@ -82,7 +82,6 @@ class RewardHandles:
 
     Attributes:
         groups: The worker group of each reward, by name.
-        step: The step of the stage that `score` computes scores for by default; None if the caller counts no steps.
         quarantined: The prompts without a score of the newest call of `score`.
         retried: The number of prompts of that call that were scored again.
     """
@@ -97,7 +96,6 @@ class RewardHandles:
     ):
         self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
-        self.step: int | None = None
         self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
         self._barren_steps: dict[str, set[int]] = {}
@@ -129,8 +127,8 @@ class RewardHandles:
             beams: Rollouts as encoded by `to_wire`, which may not be available yet.
             strict: Whether a prompt without a score raises the error that caused it.
             names: The names of the rewards to compute; by default all.
-            step: The step that the scores are for, by default `self.step`. Pass -1 for scores that no training step uses; they
-                do not count towards the consecutive steps without any score.
+            step: The step that the scores are for; by default, each call counts as a step of its own. Pass -1 for scores that
+                no training step uses; they do not count towards the consecutive steps without any score.
 
         Raises:
             DeadlineExceeded: The beams or, if `strict`, the scores of a reward did not arrive in time; the message names who
@@ -222,9 +220,7 @@ class RewardHandles:
                 )
 
     def _choose_step(self, step: int | None) -> int:
-        """Return `step` or, by default, `self.step`; if both are None, each call counts as a step of its own."""
-        if step is None:
-            step = self.step
+        """Return `step`, or the number of this call if it is None."""
         if step is None:
             self._stepless_calls += 1
             return self._stepless_calls
