@@ -48,7 +48,7 @@ class PromptRequest:
 Enter = Callable[[str, str], None]  # called with a stage and its phase before a group works in the phase
 
 
-def _ignore_phase(stage: str, phase: str) -> None:
+def ignore_phase(stage: str, phase: str) -> None:
     """Do nothing, because groups that fit on the device together stay there."""
 
 
@@ -77,7 +77,7 @@ class TrainerHandle:
         self,
         group: WorkerGroup,
         shards: WorkerGroup,
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
         *,
         buckets: int = 0,
@@ -257,7 +257,7 @@ class RolloutHandle:
         self,
         group: WorkerGroup,
         options: Mapping[str, Mapping[str, Any]],
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
         between: Mapping[str, Sequence[WorkerGroup]] | None = None,

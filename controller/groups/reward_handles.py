@@ -13,13 +13,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nonet.controller.groups.handles import Enter, ignore_phase
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import DataError, DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
 from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_results
@@ -31,8 +32,6 @@ _POLL_S = 1.0  # between checks whether the beams are available, from when on re
 _GRACE_S = 5.0  # added to the timeout of a rank, so that the rank reports its own timeout first
 _MAX_BARREN_STEPS = 3  # consecutive steps without any score, after which a reward ends the run
 _ATTEMPTS = 3  # all attempts of a call together may take this many times the reward's `timeout_s`
-
-Enter = Callable[[str, str], None]  # called with a stage and its phase before groups work in the phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +72,6 @@ class RewardScores(dict[str, GroupFuture]):
         self.retried = 0
 
 
-def _ignore_phase(stage: str, phase: str) -> None:
-    """Do nothing, because groups that fit on the device together stay there."""
-
-
 class RewardHandles:
     """The worker groups of all rewards of one stage. Several threads may call `score` at once.
 
@@ -91,7 +86,7 @@ class RewardHandles:
         groups: Mapping[str, WorkerGroup],
         timeouts_s: Mapping[str, float],
         stage: str = "",
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
     ):
         self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
