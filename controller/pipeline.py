@@ -134,12 +134,12 @@ class Pipeline:
                 with session.trace.record_span(subject):
                     folder = train_control(session, control, self.recorder, self._poll_in_control)
                 if folder is None:
-                    session.groups.load(session.checkpoint_log.find_stage_end(name), None)
+                    session.load(session.checkpoint_log.find_stage_end(name))
                     return False
                 self._add_seconds(subject, time.time() - began)
             self._evaluate(subject, partial(session.evaluator.evaluate, subject, str(folder)))
         if controls:
-            session.groups.load(session.checkpoint_log.find_stage_end(name), None)
+            session.load(session.checkpoint_log.find_stage_end(name))
         return True
 
     def _rerank(self, name: str) -> None:

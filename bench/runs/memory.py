@@ -90,25 +90,30 @@ class _MemorySide:
         self._rollout.open(artifact_dirs)
         seq = self._trainer.corpus.seq
         self._stages = make_stage_setups(scenario, len(seq), int(seq.count_events()["train"]))
-        self._trainer.begin(self._stages["pretrain"])
-        self._at, self._updates = 0, 0
+        self._current, self._at, self._updates = "", 0, 0
         for _ in range(warm):
             self.step()
         self._version = 0
         users, positions = list_prompts(seq, TEST)
         self._asked = users[:256], positions[:256]
-        self._trainer.begin(self._stages["rl"])
         self._beams = self.roll_out()
         self._scores = {
             name: np.random.default_rng(0).random(self._beams["valid"].shape).astype(np.float32)
             for name in self._stages["rl"].weights
         }
 
+    def _enter(self, name: str) -> Any:
+        """Begin a stage unless it is the current one, and return its settings."""
+        if self._current != name:
+            self._current = name
+            self._trainer.begin(self._stages[name])
+        return self._stages[name]
+
     def step(self) -> None:
         """Run a supervised step."""
-        stage = self._stages["pretrain"]
-        if self._at % stage.steps == 0:
-            self._trainer.begin(stage)
+        if self._at % self._stages["pretrain"].steps == 0:
+            self._current = ""  # so that an epoch begins again
+        stage = self._enter("pretrain")
         self._trainer.train(stage, self._at % stage.steps, self._at % stage.steps + 1)
         self._at += 1
 
@@ -128,7 +133,7 @@ class _MemorySide:
         names = ("sid", "valid", "logp", "user", "position")
         beams = {name: self._beams[name] for name in names}
         self._updates += 1
-        self._trainer.update(UpdateRequest(self._stages["rl"], self._updates), beams, self._scores)
+        self._trainer.update(UpdateRequest(self._enter("rl"), self._updates), beams, self._scores)
 
     def score(self) -> None:
         """Score prompts exhaustively."""

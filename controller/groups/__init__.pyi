@@ -13,6 +13,7 @@ from .lifetimes import reap_orphaned_runs as reap_orphaned_runs
 from .lifetimes import reap_run as reap_run
 from .progress import Moment as Moment
 from .progress import ProgressReader as ProgressReader
+from .publishing import Published as Published
 from .publishing import publish as publish
 from .reward_handles import RewardHandles as RewardHandles
 from .reward_handles import RewardScores as RewardScores

@@ -48,7 +48,7 @@ class PromptRequest:
 Enter = Callable[[str, str], None]  # called with a stage and its phase before a group works in the phase
 
 
-def _ignore_phase(stage: str, phase: str) -> None:
+def ignore_phase(stage: str, phase: str) -> None:
     """Do nothing, because groups that fit on the device together stay there."""
 
 
@@ -69,41 +69,26 @@ class TrainerHandle:
 
     Attributes:
         apart: Whether the shards are in other processes than the trainers.
-        objectives: The weights of the rewards; None for the weights of the stage.
-        version: The version under which the weights were last published; None before the first publication.
+        buckets: The number of buckets in which weights are published.
         delta: Whether rollouts receive only the weights that changed.
-        buckets: The number of buckets in which weights are published; known once the trainer is open.
     """
 
     def __init__(
         self,
         group: WorkerGroup,
         shards: WorkerGroup,
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
+        *,
+        buckets: int = 0,
+        delta: bool = False,
     ):
         self.group, self.shards, self._enter, self.deadlines = group, shards, enter, deadlines
         self.apart = shards.hosts is not group.hosts
-        self.objectives: RewardWeights | None = None
-        self.version: int | None = None
+        self.buckets, self.delta = buckets, delta
         # Both come back with every step, and are None if they must be fetched.
         self._counts: dict[str, dict[str, int]] | None = None
         self._replica_bytes: int | None = None
-        self.delta = False
-        self.buckets = 0
-
-    def gather(self, epoch: int = 0) -> None:
-        """Join trainers and shards in a process group, if there is more than one process; `epoch` numbers the groups of a run."""
-        shard_count = self.shards.world if self.apart else 0
-        if self.group.world + shard_count == 1:
-            return
-        store = self.group.open_rendezvous().get(self.deadlines.step)
-        rendezvous = Rendezvous(store, epoch, self.group.world, shard_count, self.deadlines.step)
-        joins = [self.group.join_process_group(PerRank([rendezvous] * self.group.world))]
-        if self.apart:
-            joins.append(self.shards.join_process_group(PerRank([rendezvous] * shard_count)))
-        for join in joins:
-            join.get(self.deadlines.step)
 
     def ensure_on_device(self, stage: StageSetup) -> None:
         """Move the trainer to its device, so that it can be saved, loaded or published."""
@@ -123,7 +108,14 @@ class TrainerHandle:
         )
 
     def update(
-        self, stage: StageSetup, step: int, beams: GroupFuture, scores: Mapping[str, GroupFuture]
+        self,
+        stage: StageSetup,
+        step: int,
+        beams: GroupFuture,
+        scores: Mapping[str, GroupFuture],
+        *,
+        version: int,
+        objectives: RewardWeights | None = None,
     ) -> dict[str, float]:
         """Take one RL step on beams and scores, which stay where they are.
 
@@ -132,6 +124,8 @@ class TrainerHandle:
             step: Number of the step in the stage.
             beams: Rollouts on the wire.
             scores: Scores [U, W] by reward.
+            version: The version under which the current weights were published; 0 before the first publication.
+            objectives: The weights of the rewards, which the record of the step updates; None for the weights of the stage.
 
         Returns:
             The record of the step (`Trainer.update`).
@@ -140,11 +134,11 @@ class TrainerHandle:
         request = UpdateRequest(
             stage,
             step,
-            weights=self.objectives.compute_weights(step) if self.objectives else None,
-            version=self.version if stage.mismatch else None,
+            weights=objectives.compute_weights(step) if objectives else None,
+            version=(version or None) if stage.mismatch else None,
         )
         record = self._run_with_shards(self.group.update(request, beams, scores), self.deadlines.step)
-        return record | (self.objectives.update_multipliers(step, record) if self.objectives else {})
+        return record | (objectives.update_multipliers(step, record) if objectives else {})
 
     def pop_table_counts(self) -> dict[str, dict[str, int]]:
         """Return the counters of the sparse tables since the last call, over all shards, and reset them.
@@ -194,6 +188,22 @@ class TrainerHandle:
         self._counts = merge_counts(self._counts or {}, sum_shard_counts(counts))
 
 
+def join_training_groups(
+    trainers: WorkerGroup, shards: WorkerGroup, deadlines: Deadlines, epoch: int = 0
+) -> None:
+    """Join trainers and shards in a process group, if there is more than one process; `epoch` numbers the groups of a run."""
+    shard_count = shards.world if shards.hosts is not trainers.hosts else 0
+    if trainers.world + shard_count == 1:
+        return
+    store = trainers.open_rendezvous().get(deadlines.step)
+    rendezvous = Rendezvous(store, epoch, trainers.world, shard_count, deadlines.step)
+    joins = [trainers.join_process_group(PerRank([rendezvous] * trainers.world))]
+    if shard_count:
+        joins.append(shards.join_process_group(PerRank([rendezvous] * shard_count)))
+    for join in joins:
+        join.get(deadlines.step)
+
+
 class EmbeddingHandle:
     """The sparse tables of a run over all shards, for use between steps only: the trainers take part in moving rows."""
 
@@ -229,7 +239,7 @@ class EmbeddingHandle:
 
 
 class RolloutHandle:
-    """The rollout group, with the version that it serves.
+    """The rollout group.
 
     Args:
         group: The rollout group.
@@ -240,10 +250,6 @@ class RolloutHandle:
         between: By stage, the groups that change beams before they are scored, in this order.
 
     Attributes:
-        version: The version that rollouts serve.
-        weights_version: The version of the dense weights that were sent; None if all must be sent.
-        rows_version: The version of the rows that the replicas hold; None if all must be sent.
-        pending_applies: Calls by which ranks switch to a version before their next prompts.
         absent: The number of positions that read the default row between the last two versions.
     """
 
@@ -251,37 +257,62 @@ class RolloutHandle:
         self,
         group: WorkerGroup,
         options: Mapping[str, Mapping[str, Any]],
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
         chunks: Mapping[str, int | None] | None = None,
         between: Mapping[str, Sequence[WorkerGroup]] | None = None,
     ):
-        self.group, self._options, self.version, self._enter = group, options, 0, enter
+        self.group, self._options, self._enter = group, options, enter
         self.deadlines, self._chunks = deadlines, dict(chunks or {})
         self._between = dict(between or {})
-        self.weights_version: int | None = None
-        self.rows_version: int | None = None
-        self.pending_applies: list[GroupFuture] = []
+        self._pending_applies: list[GroupFuture] = []
         self.absent = 0
 
     def ensure_on_device(self, stage: str) -> None:
         """Move the rollout to its device for a stage."""
         self._enter(stage, "rollout")
 
-    def generate(self, prompts: PromptRequest) -> GroupFuture:
+    def apply(
+        self,
+        version: int,
+        options: Mapping[str, Any],
+        other_calls: Sequence[GroupFuture],
+        *,
+        in_background: bool,
+    ) -> None:
+        """Let all ranks switch to a version before their next prompts.
+
+        Args:
+            version: The version.
+            options: Further arguments of the ranks' `apply`: what they switch to besides.
+            other_calls: The calls that send the version.
+            in_background: Whether to return before the ranks have switched, and before `other_calls` are answered.
+        """
+        call = self.group.apply(version, **options)
+        if in_background:
+            ended = [pending for pending in self._pending_applies if pending.done()]
+            self.absent = sum(pending.get(self.deadlines.step) for pending in ended)
+            remaining = [pending for pending in self._pending_applies if pending not in ended]
+            self._pending_applies = [*remaining, call]
+        else:
+            *_, self.absent = get_all(self.deadlines.step, *other_calls, call)
+
+    def generate(self, prompts: PromptRequest, version: int) -> GroupFuture:
         """Start generating beams of the published version for prompts, and return the future."""
         self.ensure_on_device(prompts.stage)
-        request = self._build_request(prompts)
+        request = self._build_request(prompts, version)
         if prompts.users is None:
             beams = self.group.generate_step(prompts.size, request)
         else:
             beams = self.group.generate(Shard(prompts.users), Shard(prompts.positions), request)
         return self._apply_between(prompts, beams)
 
-    def generate_group(self, rank: int, prompts: PromptRequest, part: tuple[int, int]) -> GroupFuture:
+    def generate_group(
+        self, rank: int, prompts: PromptRequest, version: int, part: tuple[int, int]
+    ) -> GroupFuture:
         """Start generating beams on one rank for a part of a step's prompts; `part` is (index, number of parts)."""
         beams = self.group.call_rank(
-            rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts)
+            rank, "generate_group", prompts.size, Replicate(part), self._build_request(prompts, version)
         )
         return self._apply_between(prompts, beams)
 
@@ -291,7 +322,7 @@ class RolloutHandle:
             beams = group.apply(beams)
         return beams
 
-    def _build_request(self, prompts: PromptRequest) -> RolloutRequest:
+    def _build_request(self, prompts: PromptRequest, version: int) -> RolloutRequest:
         """Build the request that tells rollouts how to generate beams for these prompts."""
         options = self._options[prompts.stage]
         has_draw_options = len(options) > 1  # options besides the width
@@ -299,7 +330,7 @@ class RolloutHandle:
             stage=prompts.stage,
             step=prompts.step,
             width=prompts.width or options["width"],
-            version=self.version,
+            version=version,
             chunk=self._chunks.get(prompts.stage),
             draw=dict(options) if has_draw_options and not prompts.served else {},
             blind=prompts.blind,

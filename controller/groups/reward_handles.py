@@ -13,13 +13,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nonet.controller.groups.handles import Enter, ignore_phase
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import DataError, DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
 from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_results
@@ -31,8 +32,6 @@ _POLL_S = 1.0  # between checks whether the beams are available, from when on re
 _GRACE_S = 5.0  # added to the timeout of a rank, so that the rank reports its own timeout first
 _MAX_BARREN_STEPS = 3  # consecutive steps without any score, after which a reward ends the run
 _ATTEMPTS = 3  # all attempts of a call together may take this many times the reward's `timeout_s`
-
-Enter = Callable[[str, str], None]  # called with a stage and its phase before groups work in the phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +72,11 @@ class RewardScores(dict[str, GroupFuture]):
         self.retried = 0
 
 
-def _ignore_phase(stage: str, phase: str) -> None:
-    """Do nothing, because groups that fit on the device together stay there."""
-
-
 class RewardHandles:
     """The worker groups of all rewards of one stage. Several threads may call `score` at once.
 
     Attributes:
         groups: The worker group of each reward, by name.
-        step: The step of the stage that `score` computes scores for by default; None if the caller counts no steps.
         quarantined: The prompts without a score of the newest call of `score`.
         retried: The number of prompts of that call that were scored again.
     """
@@ -92,12 +86,11 @@ class RewardHandles:
         groups: Mapping[str, WorkerGroup],
         timeouts_s: Mapping[str, float],
         stage: str = "",
-        enter: Enter = _ignore_phase,
+        enter: Enter = ignore_phase,
         deadlines: Deadlines = DEFAULTS,
     ):
         self.groups, self._timeouts_s, self.deadlines = dict(groups), dict(timeouts_s), deadlines
         self._stage, self._enter = stage, enter
-        self.step: int | None = None
         self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
         self._barren_steps: dict[str, set[int]] = {}
@@ -129,8 +122,8 @@ class RewardHandles:
             beams: Rollouts as encoded by `to_wire`, which may not be available yet.
             strict: Whether a prompt without a score raises the error that caused it.
             names: The names of the rewards to compute; by default all.
-            step: The step that the scores are for, by default `self.step`. Pass -1 for scores that no training step uses; they
-                do not count towards the consecutive steps without any score.
+            step: The step that the scores are for; by default, each call counts as a step of its own. Pass -1 for scores that
+                no training step uses; they do not count towards the consecutive steps without any score.
 
         Raises:
             DeadlineExceeded: The beams or, if `strict`, the scores of a reward did not arrive in time; the message names who
@@ -222,9 +215,7 @@ class RewardHandles:
                 )
 
     def _choose_step(self, step: int | None) -> int:
-        """Return `step` or, by default, `self.step`; if both are None, each call counts as a step of its own."""
-        if step is None:
-            step = self.step
+        """Return `step`, or the number of this call if it is None."""
         if step is None:
             self._stepless_calls += 1
             return self._stepless_calls

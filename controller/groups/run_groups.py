@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayError
 
 from nonet.controller.groups.binding import RESTARTS, GroupBinding
-from nonet.controller.groups.handles import RolloutHandle, TrainerHandle
+from nonet.controller.groups.handles import RolloutHandle, TrainerHandle, join_training_groups
 from nonet.controller.groups.lifetimes import keep_alive
 from nonet.controller.groups.offload import Offloader
 from nonet.controller.groups.reward_handles import RewardHandles
@@ -266,8 +266,6 @@ class RunGroups:
         load_calls = [self.trainer.group.load(folder, resumed_stage), self.trainer.shards.load(folder)]
         for call in load_calls:
             call.get(self.deadlines.open)
-        if self._has_role("rollout"):
-            self.rollout.rows_version = None  # the rows differ from those of any version that was sent
 
     def collect_files(self) -> list[tuple[str, FileEntry]]:
         """Return the results and artifacts of a stored run that workers on other nodes have stored since the last call.
@@ -322,9 +320,7 @@ class RunGroups:
         self.offloader.stages = frozenset(
             stage for stage in self.scenario.stages if not self.find_due_change(stage)
         )
-        self.trainer = TrainerHandle(
-            self.group("trainer"), self.group("embedding"), self.offloader.enter, self.deadlines
-        )
+        trainers, shards = self.group("trainer"), self.group("embedding")
         if self._has_role("rollout"):
             rollouts = make_rollout_options(self.scenario)
             chunks = {stage: self.plan.find_chunk(stage, "rollout") for stage in self.scenario.stages}
@@ -340,14 +336,12 @@ class RunGroups:
         other_groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
         for names in list_between_roles(self.scenario).values():
             other_groups += [self.group(name) for name in names if self.group(name).has_method("open")]
-        for group in (self.trainer.group, self.trainer.shards) if self._ttl_steps else ():
+        for group in (trainers, shards) if self._ttl_steps else ():
             if group.hosts.name in new_names:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
         if self._list_training_groups() & set(new_names):
-            self._join_process_group()
-        trainer_call = (
-            self.trainer.group.open(folders) if self.trainer.group.hosts.name in new_names else None
-        )
+            self._join_process_group(trainers, shards)
+        trainer_call = trainers.open(folders) if trainers.hosts.name in new_names else None
         open_calls = [group.open(folders) for group in other_groups if group.hosts.name in new_names]
         if self._evaluator.hosts.name in new_names:
             self._evaluator_opened = self._evaluator.open(folders, self._results)
@@ -358,8 +352,14 @@ class RunGroups:
             self.parameters: int = facts["parameters"]
             self._buckets = facts["buckets"]
             self.notes: list[str] = facts.get("notes", [])
-        self.trainer.buckets = self._buckets
-        self.trainer.delta = self.scenario.weights.publish == "delta"
+        self.trainer = TrainerHandle(
+            trainers,
+            shards,
+            self.offloader.enter,
+            self.deadlines,
+            buckets=self._buckets,
+            delta=self.scenario.weights.publish == "delta",
+        )
         if self._has_role("rollout") and self.rollout.group.hosts.name in new_names:
             self.rollout.group.open(folders).get(self.deadlines.open)
         for call in open_calls:
@@ -374,12 +374,12 @@ class RunGroups:
         for hosts in self.hosts.values():
             hosts.watchdog = self._watchdog
 
-    def _join_process_group(self) -> None:
+    def _join_process_group(self, trainers: WorkerGroup, shards: WorkerGroup) -> None:
         """Join trainers and shards in a process group; once it replaces an older one, ranks refuse calls of the older one."""
         if self._epoch:
             for name in sorted(self._list_training_groups()):
                 self.hosts[name].begin_epoch(self._epoch)
-        self.trainer.gather(self._epoch)
+        join_training_groups(trainers, shards, self.deadlines, self._epoch)
 
     def _list_training_groups(self) -> set[str]:
         """Return the names of the groups that train together."""

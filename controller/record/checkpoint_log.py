@@ -56,7 +56,6 @@ class CheckpointLog:
         journal: The journal of the run.
         newest: The directory and the manifest of the newest checkpoint that this process has written or found; None before
             that.
-        kept_steps: The global steps whose checkpoints are kept, such as the best step and those under validation.
 
     Args:
         run: The folder of the run.
@@ -74,7 +73,9 @@ class CheckpointLog:
         # The staging directory and the manifest of the checkpoint that was begun last.
         self._being_written: tuple[Path, Manifest]
         self._stage_ends: dict[str, Path] = {}  # the checkpoints that ended stages in this process
-        self.kept_steps: frozenset[int] = frozenset()
+        self._kept_steps: frozenset[int] = (
+            frozenset()
+        )  # of the last call of `complete_checkpoint` that named some
 
     def write_record(self, **record: Any) -> None:
         """Write one record to the journal."""
@@ -147,22 +148,25 @@ class CheckpointLog:
         self._open_step = None
         return self._being_written[0]
 
-    def complete_checkpoint(self, written: Written) -> Path:
+    def complete_checkpoint(self, written: Written, kept_steps: frozenset[int] | None = None) -> Path:
         """Complete the checkpoint that `begin_checkpoint` began last, and delete old checkpoints.
 
         Args:
             written: The files that all ranks wrote, with hashes and sizes.
+            kept_steps: The global steps whose checkpoints are kept, such as the best step and those under validation; by
+                default those of the call before.
 
         Returns:
             The directory of the checkpoint.
         """
+        self._kept_steps = self._kept_steps if kept_steps is None else kept_steps
         staging_dir, manifest = self._being_written
         with self._writer.hold() if self._writer else nullcontext():
             self.add_written(staging_dir, self.checkpoints.make_path(manifest.step), written)
             path = self.checkpoints.complete(staging_dir, manifest, written)
         self.write_record(committed=manifest.step, stage=manifest.stage)
         self.store_changes()  # before older checkpoints are deleted
-        self.checkpoints.prune(self._keep_last, self.kept_steps)
+        self.checkpoints.prune(self._keep_last, self._kept_steps)
         self.newest = path, manifest
         if manifest.last:
             self._stage_ends[manifest.stage] = path

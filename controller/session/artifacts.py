@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nonet.controller.plan import Plan
 from nonet.controller.scenario import Scenario, check_validation_interval
-from nonet.controller.session.interface import RunningSession
 from nonet.controller.setup import find_warm_start, make_data_setup, make_stage_setups
 from nonet.deadlines import Deadline
 from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
 
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
+
 _POLL_S = 0.2  # interval at which the progress file is read
 _REPORT_S = 10.0  # smallest interval between two lines of progress
 
 
-def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
+def make_artifacts(session: Session, folder: Path) -> dict[str, Any]:
     """Run the tokenise stage, and wait for it.
 
     Args:

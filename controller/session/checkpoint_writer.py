@@ -9,21 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nonet.atomic import make_folder
 from nonet.background import Written
 from nonet.controller.session.artifacts import list_artifact_hashes
-from nonet.controller.session.interface import RunningSession
 from nonet.deadlines import Deadline
 from nonet.errors import CheckpointError
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
+
 
 class CheckpointWriter:
     """The writer of a run's checkpoints. At most one checkpoint is open, that is still being written, at a time."""
 
-    def __init__(self, session: RunningSession):
+    def __init__(self, session: Session):
         self._session = session
         self._open: OpenCheckpoint | None = None
         self._open_steps = 0  # applied steps of the stage that the open checkpoint holds
@@ -44,7 +47,7 @@ class CheckpointWriter:
             The folder of the checkpoint, or None if it is still being written.
         """
         self.finish(wait=True)
-        session, trainer = self._session, self._session.trainer
+        session, trainer = self._session, self._session.groups.trainer
         self._open_stage, self._began = stage.name, time.monotonic()
         ranks_by_role = {"trainer": trainer.group.world, "embedding": trainer.shards.world}
         trainer.ensure_on_device(stage)
@@ -79,9 +82,7 @@ class CheckpointWriter:
             return None
         self._open = None
         log, validation = self._session.checkpoint_log, self._session.validation
-        if validation is not None:
-            log.kept_steps = validation.list_kept_steps()
-        path = log.complete_checkpoint(written)
+        path = log.complete_checkpoint(written, validation.list_kept_steps() if validation else None)
         self._session.record_metrics(
             self._open_stage,
             self._open_steps,
@@ -111,11 +112,11 @@ class CheckpointWriter:
     def _fit_memory(self) -> None:
         """Fit the weight of the model's memory on the trainer, if the model has a memory."""
         if self._session.scenario.model.make_vote_options() is not None:
-            self._session.trainer.fit_memory()
+            self._session.groups.trainer.fit_memory()
 
     def _start_saving(self, folder: Path, *, wait: bool) -> OpenCheckpoint:
         """Make all ranks copy their state, and start to write the copies to a folder."""
-        trainer, deadlines = self._session.trainer, self._session.deadlines
+        trainer, deadlines = self._session.groups.trainer, self._session.deadlines
         groups, deadline = [trainer.group, trainer.shards], deadlines.save
         if (
             self._session.scenario.storage is not None

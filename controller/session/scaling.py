@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nonet.controller.cluster import list_draining_nodes, read_live_view
 from nonet.controller.plan import Plan, RunningGroups, plan, scale_roles
 from nonet.controller.record import SCALE, CommandQueue, Manifest, RunFolder
 from nonet.controller.scenario import Scenario
-from nonet.controller.session.artifacts import make_run_stages
-from nonet.controller.session.interface import RunningSession
-from nonet.controller.setup import renumber_stages
 from nonet.errors import NonetError, PlacementError, WorkerLost
+
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
 
 _PLAN = "plan.json"
 _LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
@@ -53,7 +53,7 @@ class WorkerScaling:
         session: The session; its groups exist when `poll` is called.
     """
 
-    def __init__(self, session: RunningSession):
+    def __init__(self, session: Session):
         self._session, self._commands = session, CommandQueue(session.run)
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
         self._to_replay: list[dict[str, Any]] = []
@@ -117,8 +117,7 @@ class WorkerScaling:
         with session.trace.record_span("scale", stage=stage.name, what=planned.text):
             session.save_applied_steps()
             assert session.checkpoint_log.newest is not None
-            checkpoint, session.restored = session.checkpoint_log.newest
-            self._change_groups(planned, checkpoint, session.restored)
+            self._change_groups(planned, *session.checkpoint_log.newest)
         text = f"{planned.text}, from step {step} of {stage.name} on; {time.time() - began:.1f} s"
         if planned.command and not planned.is_replay:
             self._commands.take(planned.command, stage.name, step, text)
@@ -126,20 +125,20 @@ class WorkerScaling:
 
     def _change_groups(self, planned: PlannedScaling, checkpoint: Path, manifest: Manifest) -> None:
         """Stop and start the groups that differ in a new plan, and load the checkpoint of the current step into them."""
-        session, name, new_plan = self._session, self._session.stage.name, planned.plan
-        change = session.groups.find_due_change(name, new_plan)
-        session.scenario, session.plan = planned.scenario, new_plan
-        write_plan(session.run, new_plan, session.add_note)
-        stages = make_run_stages(planned.scenario, session.facts, new_plan)
-        session.stages = renumber_stages(stages, manifest)
-        session.groups.replace_plan(planned.scenario, new_plan)
+        session, stage = self._session, self._session.stage
+        change = session.groups.find_due_change(stage.name, planned.plan)
+        session.follow_plan(planned.scenario, planned.plan, manifest)
         try:
-            session.groups.change(change, checkpoint, session.stages[name])
+            session.change_groups(stage.name, change, checkpoint, session.stage)
         except PlacementError as error:
             if planned.command and not planned.is_replay:
                 self._refuse(planned.command, str(error))
             raise WorkerLost(f"the workers were not changed ({planned.text}): {error}") from None
-        session.record_change(name, change)
+        if (
+            session.stage != stage
+        ):  # trainers that were not started again would still compute with other chunks
+            session.groups.trainer.ensure_on_device(session.stage)
+            session.load(checkpoint, session.stage)
 
     def refuse_waiting(self, reason: str) -> None:
         """Refuse the commands that have not been applied, because no step will follow."""

@@ -23,13 +23,14 @@ from nonet.controller.groups import (
     EmbeddingHandle,
     GroupChange,
     PromptRequest,
+    Published,
     RewardHandles,
-    RolloutHandle,
+    RewardScores,
     RunGroups,
-    TrainerHandle,
     plan_live,
     publish,
 )
+from nonet.controller.plan import Plan
 from nonet.controller.record import (
     CONTROLLER,
     CheckpointLog,
@@ -58,12 +59,12 @@ from nonet.controller.session.stage_checkpoints import (
 )
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.session.steering import begin_steering, replay_weights
-from nonet.controller.setup import ReadingFacts, fix_sources, read_copies, write_run
+from nonet.controller.setup import ReadingFacts, fix_sources, read_copies, renumber_stages, write_run
 from nonet.errors import ConfigError, PlacementError, WorkerLost
 from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
 from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import WorkerGroup, ensure_ray
+from nonet.workers.runtime import GroupFuture, WorkerGroup, ensure_ray
 
 
 class Session:
@@ -95,14 +96,17 @@ class Session:
         scaling: The changes of the number of workers within stages.
         trace: The trace of workers and controller, once entered.
         restored: The manifest of the checkpoint that a resumed run continues from, or None.
-        step: The step of the current stage that was entered last.
+        step: The step of the current stage that was entered last; None before the first.
         applied_steps: The number of applied steps of the current stage.
-        version: The number of the newest published version of the weights.
+        published: The newest version that was published to the rollouts.
         validation: The validations of the current stage, or None if it is not validated.
         objectives: The rewards of the current RL stage with their weights and multipliers, or None.
         add_note: The function that shows a note of the run to its user.
         record_metrics: The function that records metrics of the controller: (stage, step, values by name).
         seconds: The duration of each phase of entering, by its name.
+        trainer: The trainers, with the shards of the sparse tables.
+        rollout: The rollouts.
+        reward: The rewards of the current stage.
         dead_workers: The workers that had died when the session was left with an error.
 
     Raises:
@@ -135,7 +139,7 @@ class Session:
         self._writer, self._owns_writer = writer, writer is None
         self.resume = resume
         self._life_s = life_s
-        self.version = 0
+        self.published = Published()
         self.restored: Manifest | None = None
         self.seconds: dict[str, float] = {}
         self.dead_workers: list[str] = []
@@ -144,10 +148,14 @@ class Session:
             None
         )
         self._stage: str | None = None  # the name of the current stage
-        self.step = self.applied_steps = 0
+        self.step: int | None = None
+        self.applied_steps = 0
         self.validation: StageValidation | None = None
         self.objectives: RewardObjectives | None = None
         self.checkpoint_writer, self.scaling = CheckpointWriter(self), WorkerScaling(self)
+        self.trainer = LoopTrainer(self, lambda: self.groups.trainer)
+        self.rollout = LoopRollout(self, lambda: self.groups.rollout)
+        self.reward = LoopRewards(self, lambda: self.get_rewards(self.stage.name))
 
     def __enter__(self) -> Session:
         try:
@@ -217,10 +225,9 @@ class Session:
             self._writer.commit()  # so that workers find the copies of the user's files
         self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)
         if self._writer:
-            writer, groups = self._writer, self.groups
-            writer.collect = groups.collect_files
+            self._writer.collect_from(self.groups.collect_files)
             if self._owns_writer:
-                writer.start_commits()
+                self._writer.start_commits()
 
     def close(self, *, at_once: bool = False) -> None:
         """Stop every process of the run. The run can be resumed from its folder.
@@ -229,7 +236,7 @@ class Session:
             at_once: Whether to kill the processes without calling the teardown of their roles.
         """
         if self._writer:
-            self._writer.collect = tuple
+            self._writer.collect_from(tuple)
         if hasattr(self, "probes"):
             self.probes.close()
         if hasattr(self, "groups"):
@@ -266,19 +273,14 @@ class Session:
         self.groups.open(folders_by_kind, ttl_steps_by_table)
 
     @property
-    def trainer(self) -> TrainerHandle:
-        """The trainers, with the shards of the sparse tables."""
-        return self.groups.trainer
+    def version(self) -> int:
+        """The number of the newest published version of the weights."""
+        return self.published.version
 
     @property
     def embedding(self) -> EmbeddingHandle:
         """The sparse tables, of which every shard holds a part."""
         return EmbeddingHandle(self.groups.trainer)
-
-    @property
-    def rollout(self) -> RolloutHandle:
-        """The rollouts."""
-        return self.groups.rollout
 
     @property
     def evaluator(self) -> WorkerGroup:
@@ -300,7 +302,7 @@ class Session:
     def size(self) -> dict[str, int]:
         """Return the current number of dense parameters (`parameters`) and of sparse rows in all tables (`sparse_rows`)."""
         initial_stage = self.restored.stage if self.restored else next(iter(self.stages))
-        self.trainer.ensure_on_device(self.stages[self._stage or initial_stage])
+        self.groups.trainer.ensure_on_device(self.stages[self._stage or initial_stage])
         sparse_rows = sum(sum(shard.values()) for shard in self.embedding.count_rows())
         return {"parameters": self.groups.parameters, "sparse_rows": sparse_rows}
 
@@ -314,11 +316,6 @@ class Session:
         if self._stage is None:
             raise ConfigError("no stage has begun: call begin(stage) or iterate_prompts(stage) first")
         return self.stages[self._stage]
-
-    @property
-    def reward(self) -> RewardHandles:
-        """The rewards of the current stage."""
-        return self.get_rewards(self.stage.name)
 
     def get_rewards(self, stage: str) -> RewardHandles:
         """Return the rewards of a stage."""
@@ -338,8 +335,7 @@ class Session:
         change = self.groups.find_due_change(name)
         if change:
             with self.trace.record_span("rebind", stage=name, what=change.describe()):
-                self.groups.change(change, self.save_applied_steps())
-                self.record_change(name, change)
+                self.change_groups(name, change, self.save_applied_steps())
         return change
 
     def save_applied_steps(self) -> Path | None:
@@ -354,13 +350,37 @@ class Session:
             self.checkpoint_writer.write(stage, step + 1, wait=True)
         return self.wait_for_checkpoint()
 
-    def record_change(self, stage: str, change: GroupChange) -> None:
-        """Write to the journal which groups were stopped and started before a stage, or within it."""
+    def change_groups(
+        self,
+        stage: str,
+        change: GroupChange,
+        checkpoint: Path | None,
+        resumed_stage: StageSetup | None = None,
+    ) -> None:
+        """Stop and start groups before a stage or within it (`RunGroups.change`), and write to the journal which."""
+        self.groups.change(change, checkpoint, resumed_stage)
+        self.published = Published(self.version)  # new rollouts have no weights and no rows
         self.checkpoint_log.write_record(
             rebound=stage,
             stops=list(change.stops),
             starts={group.name: group.workers for group in change.starts},
         )
+
+    def load(self, checkpoint: Path, resumed_stage: StageSetup | None = None) -> None:
+        """Load a checkpoint into the trainers and shards (`RunGroups.load`)."""
+        self.groups.load(checkpoint, resumed_stage)
+        self.published = self.published.forget_rows()
+
+    def renumber_stages(self, manifest: Manifest) -> None:
+        """Renumber the global steps of the stages so that they follow a checkpoint."""
+        self.stages = renumber_stages(self.stages, manifest)
+
+    def follow_plan(self, scenario: Scenario, plan: Plan, manifest: Manifest) -> None:
+        """Follow another plan from a checkpoint of the current stage on, to whose groups `change_groups` changes."""
+        self.scenario, self.plan, self.restored = scenario, plan, manifest
+        write_plan(self.run, plan, self.add_note)
+        self.stages = renumber_stages(make_run_stages(scenario, self.facts, plan), manifest)
+        self.groups.replace_plan(scenario, plan)
 
     def begin(self, name: str) -> int:
         """Enter a stage, at its start or at the step of the restored checkpoint.
@@ -375,14 +395,14 @@ class Session:
             raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
         self.prepare(name)
         self.checkpoint_writer.finish(wait=True)
-        self._stage = name
+        self._stage, self.step = name, None
         if not self.stage.rolls_out:  # nobody reads the published rows, which take memory
-            self.trainer.shards.unpublish().get(self.deadlines.step)
+            self.groups.trainer.shards.unpublish().get(self.deadlines.step)
         resumed = self.restored if self.restored and self.restored.stage == name else None
         self.applied_steps = resumed.stage_step if resumed else 0
         self.validation = begin_validation(self, resumed=resumed is not None)
         if resumed is None:
-            self.trainer.begin(self.stage)
+            self.groups.trainer.begin(self.stage)
         return self.applied_steps
 
     def end(self, step: int) -> Path | None:
@@ -411,7 +431,7 @@ class Session:
         For a stage that is not running, these are the weights at its last command: those of the scenario, changed by all
         commands that were applied in the stage.
         """
-        objectives, step = self.objectives, self.step
+        objectives, step = self.objectives, self.step or 0
         if objectives is None or self._stage != stage:
             objectives, step = replay_weights(self, stage)
         return {name: options.compute_weight(step) for name, options in objectives.rewards.items()}
@@ -421,7 +441,7 @@ class Session:
         start = self.begin_rl(name)
         for step in range(start, self.stage.steps):
             self.enter_step(step)
-            self.rollout.ensure_on_device(name)
+            self.groups.rollout.ensure_on_device(name)
             yield step, PromptRequest(name, step, self.stage.users)
 
     def begin_rl(self, name: str) -> int:
@@ -436,9 +456,6 @@ class Session:
         """Apply pending commands, and make `step` the step of the next update."""
         self.steering.apply_commands(step)
         self.step = step
-        if self.stage.name in self.groups.rewards:
-            self.reward.step = step
-        self.trainer.objectives = self.objectives
 
     def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
         """Publish the trainer's weights and rows to the rollouts, which then generate with this version only.
@@ -451,11 +468,18 @@ class Session:
             The new version.
         """
         began = time.time()
-        self.version += 1
         name = stage or self._stage
         setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
         replica_bytes = self.scenario.sparse.replica_bytes
-        facts = publish(self.trainer, self.rollout, self.version, replica_bytes, setup, in_background=behind)
+        self.published = publish(
+            self.groups.trainer,
+            self.groups.rollout,
+            self.published,
+            replica_bytes,
+            setup,
+            in_background=behind,
+        )
+        facts = {"version": self.version, "rows": self.published.route}
         self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
         return self.version
 
@@ -508,6 +532,7 @@ class Session:
         """
         if self.resume:
             self.restored = restore_newest_checkpoint(self)
+            self.published = Published(self.restored.version)
         else:
             load_initial_checkpoint(self)
         if (
@@ -516,3 +541,42 @@ class Session:
             self.checkpoint_log.store_changes()
             self.groups.refresh_copies()
         return self.restored
+
+
+class LoopHandle:
+    """A handle of the groups that a session has now, whose calls get what the session knows."""
+
+    def __init__(self, session: Session, get_handle: Callable[[], Any]):
+        self._session, self._get_handle = session, get_handle
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the handle."""
+        return getattr(self._get_handle(), name)
+
+
+class LoopTrainer(LoopHandle):
+    """The trainers (`TrainerHandle`), whose updates get the version and the objectives of the session."""
+
+    def update(
+        self, stage: StageSetup, step: int, beams: GroupFuture, scores: Mapping[str, GroupFuture]
+    ) -> dict[str, float]:
+        """Take one RL step on beams and scores, and return its record (`TrainerHandle.update`)."""
+        known = {"version": self._session.version, "objectives": self._session.objectives}
+        return self._get_handle().update(stage, step, beams, scores, **known)
+
+
+class LoopRollout(LoopHandle):
+    """The rollouts (`RolloutHandle`), which generate with the version that the session has published last."""
+
+    def generate(self, prompts: PromptRequest) -> GroupFuture:
+        """Start generating beams for prompts, and return the future (`RolloutHandle.generate`)."""
+        return self._get_handle().generate(prompts, self._session.version)
+
+
+class LoopRewards(LoopHandle):
+    """The rewards of the current stage (`RewardHandles`), which score for the step that was entered last."""
+
+    def score(self, beams: GroupFuture, *, step: int | None = None, **options: Any) -> RewardScores:
+        """Score beams, and wait for the scores (`RewardHandles.score`)."""
+        step = self._session.step if step is None else step
+        return self._get_handle().score(beams, step=step, **options)

@@ -9,21 +9,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nonet.atomic import make_folder
 from nonet.controller.record import Manifest, ValidationRecord, make_unselected_name
 from nonet.controller.scenario import REWARD, make_validation_rule
 from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
-from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.stage_validation import StageValidation
-from nonet.controller.setup import renumber_stages
 from nonet.errors import CheckpointError
 from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup
 
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
 
-def restore_newest_checkpoint(session: RunningSession) -> Manifest:
+
+def restore_newest_checkpoint(session: Session) -> Manifest:
     """Load the newest complete checkpoint, and delete the checkpoints, results and records that came after it.
 
     Returns:
@@ -35,23 +37,22 @@ def restore_newest_checkpoint(session: RunningSession) -> Manifest:
     path, manifest = session.checkpoint_log.find_resume_checkpoint()
     if manifest.artifacts != list_artifact_hashes(session.facts):
         raise CheckpointError(f"{path} was trained from other artifacts than {session.run.path} holds")
-    session.stages = renumber_stages(session.stages, manifest)
+    session.renumber_stages(manifest)
     stage = session.stages[manifest.stage]
-    session.trainer.ensure_on_device(stage)
-    session.groups.load(path, None if manifest.last else stage)  # None: the next stage begins with it
+    session.groups.trainer.ensure_on_device(stage)
+    session.load(path, None if manifest.last else stage)  # None: the next stage begins with it
     session.checkpoint_log.truncate_to(manifest, list(session.stages))
-    session.version = manifest.version
     return manifest
 
 
-def load_initial_checkpoint(session: RunningSession) -> None:
+def load_initial_checkpoint(session: Session) -> None:
     """Load the checkpoint that `init` names, if there is one."""
     if "init" in session.facts:
-        session.trainer.ensure_on_device(next(iter(session.stages.values())))
-        session.groups.load(Path(session.facts["init"]["commit"]), None)
+        session.groups.trainer.ensure_on_device(next(iter(session.stages.values())))
+        session.load(Path(session.facts["init"]["commit"]), None)
 
 
-def find_stage_start(session: RunningSession, name: str) -> Path | None:
+def find_stage_start(session: Session, name: str) -> Path | None:
     """Find the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
 
     Returns:
@@ -67,7 +68,7 @@ def find_stage_start(session: RunningSession, name: str) -> Path | None:
     return Path(session.facts["init"]["commit"]) if "init" in session.facts else None
 
 
-def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidation | None:
+def begin_validation(session: Session, *, resumed: bool) -> StageValidation | None:
     """Create the validations of the current stage, and request the validation of the checkpoint that it begins from.
 
     Args:
@@ -100,13 +101,13 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
     return validation
 
 
-def recompute_rewards(session: RunningSession) -> None:
+def recompute_rewards(session: Session) -> None:
     """Recompute the recorded rewards of all validated steps of the current stage with its current rewards and weights."""
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not session.stage.rolls_out:
         return
     stage_options = session.scenario.stages[session.stage.name]
-    scenes, step = stage_options.kind.make_scenes(stage_options), session.step
+    scenes, step = stage_options.kind.make_scenes(stage_options), session.step or 0
 
     def judge(parts: Mapping[str, Sequence[float]]) -> tuple[float | None, float]:
         means = {name: float(sum(scene_parts)) for name, scene_parts in parts.items()}
@@ -115,7 +116,7 @@ def recompute_rewards(session: RunningSession) -> None:
     validation.record.recompute_rewards(judge)
 
 
-def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
+def end_stage(session: Session, writer: CheckpointWriter, step: int) -> Path | None:
     """End the current stage after `step` applied steps (`Session.end`, which describes the result)."""
     validation, stage, log = session.validation, session.stage, session.checkpoint_log
     if validation is None or log.has_ended(stage.name):
@@ -135,13 +136,13 @@ def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> P
     validation.record.close(metric=metric, best=best_step, ran=step, steps=stage.steps, **facts)
     path, manifest = log.end_stage(stage, end_step)
     if end_step != step:
-        session.trainer.ensure_on_device(stage)
-        session.groups.load(path, None)
-    session.stages = renumber_stages(session.stages, manifest)
+        session.groups.trainer.ensure_on_device(stage)
+        session.load(path, None)
+    session.renumber_stages(manifest)
     return path
 
 
-def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWriter) -> int | None:
+def end_stage_at_last_checkpoint(session: Session, writer: CheckpointWriter) -> int | None:
     """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`, which describes the result)."""
     writer.finish(wait=True)
     stage, log = session.stage, session.checkpoint_log
@@ -153,17 +154,17 @@ def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWrit
         end_stage(session, writer, applied_steps)
     elif not log.has_ended(stage.name):
         _, manifest = log.end_stage(stage, applied_steps)
-        session.stages = renumber_stages(session.stages, manifest)
+        session.renumber_stages(manifest)
     assert log.newest is not None
     path, manifest = log.newest
-    session.trainer.ensure_on_device(stage)
+    session.groups.trainer.ensure_on_device(stage)
     # Steps after the checkpoint may have changed the weights in memory.
-    session.groups.load(path, None)
+    session.load(path, None)
     return manifest.stage_step
 
 
 def _write_start_as_end(
-    session: RunningSession, writer: CheckpointWriter, stage: StageSetup, step: int, best_step: int
+    session: Session, writer: CheckpointWriter, stage: StageSetup, step: int, best_step: int
 ) -> None:
     """Load the start of a stage and write it as the checkpoint after `step` steps.
 
@@ -178,6 +179,6 @@ def _write_start_as_end(
         make_folder(control_dir)
         fetch(unselected)
         shutil.copytree(unselected, control_dir / unselected.name)
-    session.trainer.ensure_on_device(stage)
-    session.groups.load(start, None)
+    session.groups.trainer.ensure_on_device(stage)
+    session.load(start, None)
     writer.write(stage, step, wait=True, as_loaded=True)

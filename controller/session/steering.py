@@ -7,14 +7,13 @@ the run continues unchanged.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from nonet.controller.groups import PromptRequest, RewardHandles
 from nonet.controller.record import SCALE, CommandQueue, read_journal
 from nonet.controller.scenario import RewardOptions
-from nonet.controller.session.interface import RunningSession
 from nonet.controller.session.objectives import SETTABLE, RewardObjectives
 from nonet.errors import ConfigError, NonetError
 from nonet.plugins import parse_file
@@ -22,10 +21,13 @@ from nonet.suggest import suggest_inline
 from nonet.trust import check_attached
 from nonet.workers.runtime import WorkerGroup
 
+if TYPE_CHECKING:
+    from nonet.controller.session.session import Session
+
 _TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
 
 
-def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
+def begin_steering(session: Session, stage: str) -> RewardSteering:
     """Create the steering of an RL stage; if the restored checkpoint is of this stage, restore its rewards and multipliers."""
     objectives = _make_objectives(session, stage)
     steering = RewardSteering(session, stage, objectives)
@@ -37,7 +39,7 @@ def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
     return steering
 
 
-def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjectives, int]:
+def replay_weights(session: Session, stage: str) -> tuple[RewardObjectives, int]:
     """Replay the commands of a stage that is not running on its rewards, without starting any worker.
 
     Returns:
@@ -51,7 +53,7 @@ def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjective
     return objectives, step
 
 
-def _make_objectives(session: RunningSession, stage: str) -> RewardObjectives:
+def _make_objectives(session: Session, stage: str) -> RewardObjectives:
     """Return the objectives of a stage with the rewards of the scenario, before any command."""
     return RewardObjectives(getattr(session.scenario.stages[stage], "rewards", {}))
 
@@ -63,7 +65,7 @@ class RewardSteering:
         objectives: The rewards with their weights and multipliers, which the commands change.
     """
 
-    def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
+    def __init__(self, session: Session, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
         # The commands that an earlier part of the run applied in this stage, in the order of their steps.
@@ -160,7 +162,7 @@ class RewardSteering:
         check_attached(self._session.run.path, use, f"attach {name}")
         self._check_copy(command)
         options = RewardOptions.model_validate(command["options"])
-        rewards = self._session.reward
+        rewards = self._session.get_rewards(self._stage)
         group = self._session.groups.start_reward(self._stage, name, options)
         try:
             self._rehearse(name, group, options)
@@ -184,14 +186,15 @@ class RewardSteering:
     def _rehearse(self, name: str, group: WorkerGroup, options: RewardOptions) -> None:
         """Score a few beams with a new reward that is not part of the stage yet, so that its errors are raised here."""
         session = self._session
-        users, positions = session.rollout.group.draw_held_out_prompts(_TRIAL_PROMPTS).get(
+        users, positions = session.groups.rollout.group.draw_held_out_prompts(_TRIAL_PROMPTS).get(
             session.deadlines.step
         )
         prompts = PromptRequest(self._stage, step=0, users=users, positions=positions, served=True)
         trial = RewardHandles(
             {name: group}, {name: options.timeout_s}, self._stage, deadlines=session.deadlines
         )
-        trial.score(session.rollout.generate(prompts), strict=True, step=-1)  # -1: nothing is learned from it
+        beams = session.groups.rollout.generate(prompts, session.version)
+        trial.score(beams, strict=True, step=-1)  # -1: nothing is learned from it
 
     def _detach(self, command: dict[str, Any]) -> str:
         """Remove a reward from the stage, stop its workers, and return a description of that."""
@@ -199,7 +202,7 @@ class RewardSteering:
         if len(self.objectives.rewards) == 1:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
         self.objectives.apply_command(command)
-        self._session.reward.remove(name)
+        self._session.get_rewards(self._stage).remove(name)
         self._session.groups.stop_reward(self._stage, name)
         return f"detached reward {name!r}"
 

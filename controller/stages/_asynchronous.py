@@ -164,8 +164,9 @@ class _AsynchronousStage:
         """
         step, part_index = divmod(number, self.groups_per_step)
         prompts = PromptRequest(self.name, step, size=self.stage.users)
-        beams = self.session.rollout.generate_group(slot, prompts, (part_index, self.groups_per_step))
-        beams_future = self.threads.submit(beams.set_deadline(self.session.deadlines.step).settle)
+        session, part = self.session, (part_index, self.groups_per_step)
+        beams = session.groups.rollout.generate_group(slot, prompts, session.version, part)
+        beams_future = self.threads.submit(beams.set_deadline(session.deadlines.step).settle)
         return beams_future, self.threads.submit(self._score_group, step, beams_future)
 
     def _score_group(self, step: int, beams_future: Future[GroupFuture]) -> Answer:

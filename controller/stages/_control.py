@@ -92,7 +92,7 @@ def train_control(
     setup, control_dir = control.setup, session.run.path / "controls" / control.setup.name
     remove(control_dir, "the control starts again")
     session.trainer.ensure_on_device(setup)
-    session.groups.load(control.start, None)
+    session.load(control.start)
     session.trainer.begin(setup)
     recorder.begin(setup.name, setup.steps, 0)
     validation_steps = control.rule.list_validation_steps(setup.steps, setup.epochs)

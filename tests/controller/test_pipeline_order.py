@@ -271,7 +271,7 @@ def test_a_control_that_was_trained_and_not_ranked_is_ranked_by_a_resume_from_a_
 def test_a_control_whose_ranking_was_cut_short_is_ranked_again_from_its_own_checkpoint(made, monkeypatch):
     runner, session = made({})
     session.scenario = SimpleNamespace(stages={"rl": SimpleNamespace(kind=SimpleNamespace(rolls_out=True))})
-    session.groups.load = lambda *_: None
+    session.load = lambda *_: None
     control = SimpleNamespace(setup=SimpleNamespace(name="rl_control"))
     monkeypatch.setattr(pipeline, "make_controls", lambda session, name: [control])
     monkeypatch.setattr(pipeline, "train_control", lambda *_: pytest.fail("it was trained before"))

@@ -385,7 +385,7 @@ class WriterLife:
         self.token = writer._head.writer
         left = model.known.local.pop(node, None)
         self.kept = left[1] if left and left[0] == model.known.writers.get(self.token) else set[str]()
-        writer.collect = self.collect
+        writer.collect_from(self.collect)
 
     def fail_to_start(self) -> None:
         """Write the first files, close, and discard the run because its input is wrong."""

@@ -20,7 +20,7 @@ def test_results_of_another_node_are_collected_once(make_copy: CopyMaker):
     write(worker, "artifacts/tmp-sids-1/sids.parquet", "half")
     worker.put(worker.path / "artifacts")
     write(worker, "results/of-a-users-code.npz", "x")
-    writer.collect = lambda: worker.list_put(0)
+    writer.collect_from(lambda: worker.list_put(0))
     writer.commit()
     assert (copy.path / "results/pretrain.npz").read_text() == "ranks"
     assert not (copy.path / "artifacts/sids/sids.parquet").exists()
@@ -41,9 +41,9 @@ def test_what_a_node_fetched_or_an_earlier_process_made_replaces_no_newer_result
     writer.commit()
     older.put(write(older, "results/rl.npz", "of the older"))
     newer.put(write(newer, "results/rl.npz", "of the newer"))
-    writer.collect = lambda: newer.list_put(0)
+    writer.collect_from(lambda: newer.list_put(0))
     writer.commit()
-    writer.collect = lambda: older.list_put(0)
+    writer.collect_from(lambda: older.list_put(0))
     writer.close()
     assert (copy.path / "results/rl.json").read_text() == "[10,20]"
     assert (copy.path / "results/rl.npz").read_text() == "of the newer"
@@ -63,10 +63,10 @@ def test_a_collected_file_that_cannot_be_fetched_is_added_by_the_next_commit(
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryStorage, "download", fail)
-        writer.collect = lambda: worker.list_put(0)
+        writer.collect_from(lambda: worker.list_put(0))
         with pytest.raises(StorageError):
             writer.commit()
-    writer.collect = tuple
+    writer.collect_from(tuple)
     writer.close()
     assert (copy.path / "results/pretrain.npz").read_text() == "ranks"
 
@@ -80,12 +80,12 @@ def test_a_result_that_was_deleted_does_not_come_back_from_an_older_process(make
     older.put(write(older, "results/pretrain.npz", "kept"))
     with writer.hold():
         writer.add_deleted(copy.path / "results/rl.npz", "the run was cut")
-    writer.collect = lambda: older.list_put(0)
+    writer.collect_from(lambda: older.list_put(0))
     writer.commit()
     assert set(copy.get_tree().files) == {"results/pretrain.npz"}
     newer = make_copy("c", epoch=1, generation=copy.describe_for_new_process().generation)
     newer.put(write(newer, "results/rl.npz", "made again"))
-    writer.collect = lambda: newer.list_put(0)
+    writer.collect_from(lambda: newer.list_put(0))
     writer.close()
     assert (copy.path / "results/rl.npz").read_text() == "made again"
     assert set(copy.get_tree().files) == {"results/pretrain.npz", "results/rl.npz"}

@@ -19,6 +19,7 @@ from torch import Tensor
 from nonet.background import BackgroundWrite, Written, seal_files
 from nonet.embedding.exchange import RankLayout
 from nonet.embedding.training import ShardedTables, reshard
+from nonet.errors import ConfigError
 from nonet.models import build_model
 from nonet.models.generation import Voters
 from nonet.plugins import load_heavy
@@ -336,9 +337,16 @@ class Trainer(DistributeWorker):
         self.dense.restart()
 
     def get_learner(self, stage: StageSetup) -> StageLearner:
-        """Return the learner of a stage. If the current learner is of another stage, a new one replaces it."""
+        """Return the learner of a stage that has begun.
+
+        Raises:
+            ConfigError: The current stage is another one, or has other settings.
+        """
         if self._learner is None or self._learner.stage != stage:
-            self._learner = self._make_learner(stage)
+            raise ConfigError(
+                f"trainer-{self.rank} has not begun stage {stage.name!r} with these settings: call begin(stage), or load(folder, "
+                "stage) to continue it"
+            )
         return self._learner
 
     def _make_learner(self, stage: StageSetup) -> StageLearner:

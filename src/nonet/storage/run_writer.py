@@ -72,8 +72,6 @@ class RunWriter:
     Attributes:
         epoch: The epoch of this writer.
         excluded: The names of folders of the run that commits leave out, because their files are not complete yet.
-        collect: Returns the entries of files that workers on other nodes have stored since the last call; called by every
-            commit.
 
     Raises:
         ConfigError: Another process of this node has the run open for writing in the same folder.
@@ -99,8 +97,8 @@ class RunWriter:
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
         self.excluded: frozenset[str] = frozenset()
-        self.collect: Callable[[], Iterable[tuple[str, FileEntry]]] = tuple
-        self._collected: list[tuple[str, FileEntry]] = []  # of `collect`, not added to the files yet
+        self._collect: Callable[[], Iterable[tuple[str, FileEntry]]] = tuple
+        self._collected: list[tuple[str, FileEntry]] = []  # not added to the files yet
         self._undeleted_objects = self._failed_commits = 0
         self._last_error = ""
         self._failing_since: float | None = None  # monotonic seconds
@@ -298,6 +296,10 @@ class RunWriter:
             (self._deleted_generations.get(str(place), -1) for place in (path, *path.parents)), default=-1
         )
 
+    def collect_from(self, collect: Callable[[], Iterable[tuple[str, FileEntry]]]) -> None:
+        """Let each commit add the files whose entries `collect` returns: those that workers on other nodes have stored since."""
+        self._collect = collect
+
     def commit(self) -> None:
         """Make the local files the stored state of the run.
 
@@ -305,7 +307,7 @@ class RunWriter:
             StorageConflict: Another process has opened the run for writing.
             StorageError: The storage cannot be used, or the work folder was deleted.
         """
-        collected = self.collect()  # before the lock is taken, because it waits for workers
+        collected = self._collect()  # before the lock is taken, because it waits for workers
         with self._lock:
             self._collected += collected
             self.check()

@@ -58,7 +58,8 @@ def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch)
         request.chunk
     )
     monkeypatch.setattr(run_groups.rollout, "ensure_on_device", lambda stage: None)
-    run_groups.rollout.generate(PromptRequest("rl", 0, users=np.empty(0, int), positions=np.empty(0, int)))
+    prompts = PromptRequest("rl", 0, users=np.empty(0, int), positions=np.empty(0, int))
+    run_groups.rollout.generate(prompts, 0)
     assert told == [chunk]
 
 

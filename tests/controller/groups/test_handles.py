@@ -107,7 +107,7 @@ def test_beams_are_as_wide_as_their_stage_says():
     group = SimpleNamespace(generate=lambda users, positions, request: told.append(request.width))
     rollout = RolloutHandle(group, {"rl": {"width": 4}, "again": {"width": 9}})  # type: ignore[arg-type]
     for stage in ("again", "rl"):
-        rollout.generate(PromptRequest(stage, 0, 0, np.arange(2), np.arange(2)))
+        rollout.generate(PromptRequest(stage, 0, 0, np.arange(2), np.arange(2)), 0)
     assert told == [9, 4]
 
 
@@ -174,5 +174,5 @@ def test_steps_between_rollout_and_rewards_follow_one_another_in_both_ways_of_ge
     steps = [_Step("first"), _Step("second")]
     handle = RolloutHandle(_Step("rollout"), {"rl": {"width": 4}}, between={"rl": steps})
     prompts = PromptRequest("rl", step=0, size=8)
-    assert handle.generate(prompts) == "beams first second"
-    assert handle.generate_group(0, prompts, (0, 2)) == "beams first second"
+    assert handle.generate(prompts, 0) == "beams first second"
+    assert handle.generate_group(0, prompts, 0, (0, 2)) == "beams first second"

@@ -128,7 +128,9 @@ def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_it
 
 
 def test_the_gang_meets_before_the_model_is_built(run_groups, monkeypatch):
-    monkeypatch.setattr(run_groups, "_join_process_group", lambda: run_groups.calls.append(("join", (), {})))
+    monkeypatch.setattr(
+        run_groups, "_join_process_group", lambda *_: run_groups.calls.append(("join", (), {}))
+    )
     run_groups.open({}, {"item": 40})
     order = [name for name, *_ in run_groups.calls]
     assert order.index("trainer.set_ttl_steps") < order.index("join") < order.index("trainer.open")

@@ -36,11 +36,11 @@ def history(run, scenario="s", keep_last=9):
     return CheckpointLog(run, scenario, keep_last)
 
 
-def commit(past, stage, done, version=1):
+def commit(past, stage, done, version=1, kept=None):
     aside = past.begin_checkpoint(stage, done, version, {"sids": "a"}, {"trainer": 1})
     (aside / "dense").mkdir()
     (aside / "dense" / "model").write_bytes(b"weights")
-    return past.complete_checkpoint(written(aside))
+    return past.complete_checkpoint(written(aside), kept)
 
 
 def told(run):
@@ -161,11 +161,10 @@ def test_a_commit_that_is_chosen_later_ends_its_stage_and_later_ones_go(run):
 
 def test_a_commit_that_waited_for_its_validation_until_the_stage_ended_is_not_kept(run):
     past = history(run, keep_last=2)
-    past.kept_steps = frozenset({1, 3})
     for done in (1, 2, 3, 4, 5):
         aside = past.begin_checkpoint(PRETRAIN, done, 1, {"sids": "a"}, {"trainer": 1}, last=False)
         (aside / "model").write_bytes(b"weights")
-        past.complete_checkpoint(written(aside))
+        past.complete_checkpoint(written(aside), frozenset({1, 3}))
     names = [f"step-00000{step}" for step in (1, 3, 4, 5)]
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == names
     past.end_stage(PRETRAIN, 3)
@@ -174,12 +173,10 @@ def test_a_commit_that_waited_for_its_validation_until_the_stage_ended_is_not_ke
 
 def test_commits_that_are_spared_outlive_the_newest_ones(run):
     past = history(run, keep_last=1)
-    past.kept_steps = frozenset({2})
     for done in (1, 2, 3, 4):
-        commit(past, PRETRAIN, done)
+        commit(past, PRETRAIN, done, kept=frozenset({2}) if done == 1 else None)
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-000002", "step-000004"]
-    past.kept_steps = frozenset()
-    commit(past, PRETRAIN, 5)
+    commit(past, PRETRAIN, 5, kept=frozenset())
     assert [folder.name for folder in run.checkpoints.iterdir()] == ["step-000005"]
 
 

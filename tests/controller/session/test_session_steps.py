@@ -10,7 +10,8 @@ import pytest
 from stand_ins import Group, Now, Trace
 
 from nonet.controller.groups.handles import EmbeddingHandle, PromptRequest, RolloutHandle, TrainerHandle
-from nonet.controller.groups.publishing import publish
+from nonet.controller.groups.publishing import Published, publish
+from nonet.controller.groups.run_groups import GroupChange
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
@@ -79,7 +80,7 @@ class World:
         session.checkpoint_log = SimpleNamespace(
             record_applied_step=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
             begin_checkpoint=self._begin,
-            complete_checkpoint=lambda written: (
+            complete_checkpoint=lambda written, kept_steps: (
                 self.calls.append(("finish", (written,), {})) or Path("commit")
             ),
             newest=None,
@@ -87,8 +88,7 @@ class World:
             open_step=None,
             truncate_to=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
-        self.trainer = TrainerHandle(self.group, self.shards, self._enter)
-        self.trainer.buckets = 2
+        self.trainer = TrainerHandle(self.group, self.shards, self._enter, buckets=2)
         self.rollout = RolloutHandle(self.rollout_group, {"rl": {"width": 4}}, self._enter)
         session.groups = SimpleNamespace(
             trainer=self.trainer,
@@ -277,19 +277,48 @@ def test_prompts_publish_first_and_an_update_names_its_step(world):
         assert request == RolloutRequest("rl", step, width=4, version=session.version)
         (update, *_), _ = world.call("trainer.update")
         assert (update.stage, update.step) == (RL, step)
+        assert update.weights == {"hit": 1.0}, "the objectives of the session"
         assert session.publish() == step + 2
-        assert world.rollout.version == step + 2
+        assert session.version == step + 2
     assert step == 3
 
 
+def test_scores_of_ones_own_loop_are_for_the_step_that_was_entered(world):
+    steps = []
+    world.session.groups.rewards = {
+        "rl": SimpleNamespace(score=lambda beams, **options: steps.append(options["step"]))
+    }
+    world.session.begin_rl("rl")
+    world.session.reward.score(Now())
+    for _ in world.session.iterate_prompts("rl"):
+        world.session.reward.score(Now())
+    world.session.reward.score(Now(), step=-1)
+    assert steps == [None, 0, 1, 2, 3, -1]
+
+
+def test_after_rows_are_loaded_every_row_is_sent_and_after_groups_changed_the_weights_too(apart):
+    session = apart.session
+    session.publish("rl")
+    session.load(Path("newest"))
+    assert session.published == Published(1, 1, None, "full")
+    session.publish("rl")
+    assert session.published.route == "full"
+    session.groups.change = lambda *_: None
+    session.checkpoint_log.write_record = lambda **_: None
+    session.change_groups("rl", GroupChange((), (), ()), None)
+    assert session.published == Published(2)
+
+
 def test_a_fused_rollout_is_sent_nothing(world):
-    assert publish(world.trainer, world.rollout, 4, 1 << 30, RL) == {"version": 4, "rows": "shared"}
+    published = publish(world.trainer, world.rollout, Published(3), 1 << 30, RL)
+    assert published == Published(4, None, None, "shared")
     assert world.call("rollout.apply") == ((4,), {})
     assert "shards.export" not in world.names()
 
 
 def test_a_rollout_apart_is_sent_weights_and_every_row_once_then_what_changed(apart):
-    assert publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)["rows"] == "full"
+    published = publish(apart.trainer, apart.rollout, Published(), 1 << 30, RL)
+    assert published == Published(1, 1, 1, "full")
     assert apart.call("shards.export") == ((1, None), {})
     assert [arguments for name, arguments, _ in apart.calls if name == "trainer.export_weights"] == [
         (0,),
@@ -301,24 +330,24 @@ def test_a_rollout_apart_is_sent_weights_and_every_row_once_then_what_changed(ap
     assert options["dense"] is True
     assert "sparse" in options
     apart.calls.clear()
-    assert publish(apart.trainer, apart.rollout, 2, 1 << 30, RL)["rows"] == "delta"
+    published = publish(apart.trainer, apart.rollout, published, 1 << 30, RL)
+    assert published == Published(2, 2, 2, "delta")
     assert apart.call("shards.export") == ((2, 1), {})
-    assert apart.rollout.version == 2
 
 
 def test_tables_over_the_limit_stay_with_their_shards_and_are_read_by_key(apart):
-    assert publish(apart.trainer, apart.rollout, 1, 99, RL)["rows"] == "by key"
+    published = publish(apart.trainer, apart.rollout, Published(), 99, RL)
+    assert published == Published(1, 1, None, "by key")
     assert apart.call("shards.publish") == ((1,), {})
     _, options = apart.call("rollout.apply")
     assert options["slices"].value == "map"
     assert options["shards"].value == ["shard"]
-    assert (
-        publish(apart.trainer, apart.rollout, 2, 100, RL)["rows"] == "full"
-    )  # it holds no version of its own
+    published = publish(apart.trainer, apart.rollout, published, 100, RL)
+    assert published.route == "full", "it holds no version of its own"
 
 
 def test_who_takes_turns_is_on_its_device_when_it_is_asked(apart):
-    publish(apart.trainer, apart.rollout, 1, 1 << 30, RL)
+    publish(apart.trainer, apart.rollout, Published(), 1 << 30, RL)
     order = [call[1] if call[0] == "enter" else call[0] for call in apart.calls]
     assert order.index(("rl", "publish")) < order.index("trainer.export_weights")
     assert order.index(("rl", "rollout")) < order.index("rollout.apply")
@@ -359,8 +388,7 @@ def test_rows_move_only_to_shards_there_are(world):
 
 def test_prompts_are_cut_over_the_rollouts(world):
     users, positions = np.arange(5), np.arange(5) + 3
-    world.rollout.version = 9
-    world.rollout.generate(PromptRequest("rl", 2, 0, users, positions))
+    world.rollout.generate(PromptRequest("rl", 2, 0, users, positions), 9)
     (first, second, request), _ = world.call("rollout.generate")
     assert first.value is users
     assert second.value is positions

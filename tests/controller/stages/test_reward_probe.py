@@ -50,14 +50,13 @@ def made(tmp_path_factory):
 def session_of(made, *changes):
     scenario, _ = load_scenario(made.folder / "ring.yaml", list(changes))
     handle = RolloutHandle(LocalGroup(made.rollout), {"rl": {"width": 4}})  # type: ignore[arg-type]
-    handle.version = 1
     rewards = RewardHandles(
         {n: LocalGroup(w) for n, w in made.rewards.items()}, dict.fromkeys(made.rewards, 9.0)
     )  # type: ignore[arg-type]
     return SimpleNamespace(
         scenario=scenario,
         stages=make_stage_setups(scenario, made.facts["users"], made.facts["trained_events"]),
-        rollout=handle,
+        rollout=SimpleNamespace(group=handle.group, generate=lambda prompts: handle.generate(prompts, 1)),
         deadlines=DEFAULTS,
         publish=lambda name: None,
         get_rewards=lambda name: rewards,

@@ -102,7 +102,7 @@ def test_set_takes_the_path_that_attach_reports_and_the_short_one(run, path):
     session = SimpleNamespace(
         run=run,
         add_note=lambda text: None,
-        reward=SimpleNamespace(add=lambda *_: None),
+        get_rewards=lambda stage: SimpleNamespace(add=lambda *_: None),
         groups=SimpleNamespace(start_reward=lambda *_: None),
     )
     steering = RewardSteering(session, "rl", objectives)  # pyright: ignore[reportArgumentType]

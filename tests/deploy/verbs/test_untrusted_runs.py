@@ -134,7 +134,7 @@ def test_a_reward_that_somebody_else_has_attached_is_refused_before_it_is_import
     trust.approve_code(evil)
     trust.guard_folder(evil)
     steering = object.__new__(RewardSteering)
-    steering._session = SimpleNamespace(run=RunFolder(evil), groups=None, reward=None)
+    steering._session = SimpleNamespace(run=RunFolder(evil), groups=None, get_rewards=lambda stage: None)
     steering.objectives = SimpleNamespace(rewards={})
     command = {"verb": "attach", "name": "x", "options": {"use": "subprocess:getoutput"}, "original": "x"}
     with pytest.raises(ConfigError, match=r"\(subprocess:getoutput\).*NONET_TRUST"):

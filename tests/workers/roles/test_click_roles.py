@@ -108,7 +108,9 @@ def test_mapped_pages_of_the_log_are_released_while_a_click_model_trains(likes, 
     monkeypatch.setattr(Sequences, "release_pages", lambda self: released.append(self))
     assert len(trainer.train(likes.stage, 0, 10)) == 10
     assert not released
-    trainer.train(replace(likes.stage, steps=70), 60, 70)
+    longer = replace(likes.stage, steps=70)
+    trainer.begin(longer)
+    trainer.train(longer, 60, 70)
     assert len(released) == 1
 
 

@@ -129,8 +129,9 @@ def test_kinds_of_events_count_as_the_stage_says_and_one_on_average(ring):
     seq = trainer.corpus.seq
     kind = (np.arange(len(seq.item)) % 4 == 0).astype(np.int32)
     trainer.corpus.__dict__["seq"] = replace(seq, event=kind, event_names=("view", "buy"))
+    stage = replace(stage, weight={"buy": 5.0})
     trainer.begin(stage)
-    update = trainer.get_learner(replace(stage, weight={"buy": 5.0})).loss
+    update = trainer.get_learner(stage).loss
     of_view, of_buy = (update._weight_by_kind / update._mean_weight).tolist()
     assert of_buy == pytest.approx(5 * of_view)
     taught = kind[seq.split == TRAIN]
@@ -143,8 +144,9 @@ def test_targets_count_the_inverse_of_their_propensity_and_one_on_average(ring):
     seq = trainer.corpus.seq
     chance = np.resize(np.array([1.0, 0.5, 0.01, np.nan], np.float32), len(seq.item))
     trainer.corpus.__dict__["seq"] = replace(seq, columns={**seq.columns, "shown": chance})
+    stage = replace(stage, propensity={"column": "shown", "most": 10.0})
     trainer.begin(stage)
-    update = trainer.get_learner(replace(stage, propensity={"column": "shown", "most": 10.0})).loss
+    update = trainer.get_learner(stage).loss
     by_hand = np.resize(np.array([1.0, 2.0, 10.0, 1.0]), len(seq.item))
     mean = by_hand[seq.split == TRAIN].mean()
     assert update._mean_weight == pytest.approx(mean)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ring_world import Ring, scores_of
 
-from nonet.errors import CheckpointError
+from nonet.errors import CheckpointError, ConfigError
 from nonet.models.generation.exhaustive import score_items
 from nonet.models.generation.logprob import log_prob
 from nonet.models.spec import build_model
@@ -311,8 +311,9 @@ def test_a_stage_with_a_target_trains_on_the_events_it_holds_for_and_no_others(r
     liked = seq.columns["rating"][seq.split == TRAIN] >= 4
     assert sum(record["events"] for record in records) == liked.sum() < len(liked)
     there = ring.world()
+    stage = replace(stage, target=None)
     there.trainer.begin(stage)
-    everything = there.trainer.train(replace(stage, target=None), 0, stage.steps)
+    everything = there.trainer.train(stage, 0, stage.steps)
     assert sum(record["events"] for record in everything) == len(liked)
 
 
@@ -434,3 +435,14 @@ def test_a_reference_that_follows_by_ema_moves_its_rows_too(world):
     stored = there.trainer._learner.reference.stored["item"]
     place = np.searchsorted(key, stored.keys.numpy())
     np.testing.assert_allclose(stored.rows, 0.75 * before[place] + 0.25 * after[place], atol=1e-6)
+
+
+def test_a_stage_that_has_not_begun_is_refused_instead_of_trained_with_new_state(ring):
+    there = ring.world()
+    stage = there.stages["pretrain"]
+    with pytest.raises(ConfigError, match=r"trainer-0 has not begun stage 'pretrain'.*call begin\(stage\)"):
+        there.trainer.train(stage, 0, 1)
+    there.trainer.begin(stage)
+    there.trainer.train(stage, 0, 1)
+    with pytest.raises(ConfigError, match="has not begun stage 'pretrain' with these settings"):
+        there.trainer.train(replace(stage, chunk=7), 1, 2)
