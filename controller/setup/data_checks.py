@@ -104,7 +104,8 @@ def check_data(
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
     check_signals(data.signals, items)
-    for config in make_baseline_options(scenario).values():
+    baselines = make_baseline_options(scenario) if scenario.model.spec.makes_lists else {}
+    for config in baselines.values():
         if check_baseline := BASELINES.get(config["use"]).check_items:
             check_baseline(items, config)
     if seq is not None:

@@ -200,7 +200,8 @@ def _fill_column(values: np.ndarray, count: int) -> np.ndarray:
     """Return a column [count] for made-up events: the column's maximum if it has numbers, else the id `NONE`."""
     if values.dtype.kind != "f":
         return np.full(count, NONE, values.dtype)
-    return np.full(count, np.nanmax(values) if len(values) else 0, np.float32)
+    numbers = values[~np.isnan(values)]
+    return np.full(count, numbers.max() if len(numbers) else 0, np.float32)
 
 
 def _truncate(text: str, width: int) -> str:

@@ -50,7 +50,9 @@ def make_run(scenario_path: Path, folder: Path) -> RunFolder:
     )
     evaluator.open(prepared.folders, str(run.results))
     for name in make_baseline_options(scenario):
-        run.write_json(f"results/{name}.json", evaluator.evaluate_baseline(name))
+        while "fitting" in (result := evaluator.evaluate_baseline(name)):
+            pass
+        run.write_json(f"results/{name}.json", result)
     step = warm_start.step if warm_start else 0
     for name, stage in world.stages.items():
         if stage.rolls_out:
