@@ -76,10 +76,8 @@ def test_a_run_leaves_everything_it_promises(whole):
     assert finished.state == "done"
     assert set(report["stages"]) == {"pretrain", "finetune", "rl"}
     beside = {"rl_control", "rl_control_passes", "rl_rerank"}
-    assert {"popularity", "transition_counter"} | beside == set(report["baselines"]) - {
-        "rl_unselected",
-        "finetune_unselected",
-    }
+    baselines = {"popularity", "transition_counter", "attribute_counter"}
+    assert baselines | beside == set(report["baselines"]) - {"rl_unselected", "finetune_unselected"}
     assert {"rl-finetune", "rl-rl_control", "finetune-transition_counter"} <= set(report["paired"])
     assert set(report["rewards"]) == {"hit", "own", "total"}
     assert set(report["detail"]["rl"]["test"]) == {"exhaustive", "beam"}
