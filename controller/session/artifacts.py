@@ -17,13 +17,13 @@ from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
 
 if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
+    from nonet.controller.session.interface import RunningSession
 
 _POLL_S = 0.2  # interval at which the progress file is read
 _REPORT_S = 10.0  # smallest interval between two lines of progress
 
 
-def make_artifacts(session: Session, folder: Path) -> dict[str, Any]:
+def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
     """Run the tokenise stage, and wait for it.
 
     Args:

@@ -20,13 +20,13 @@ from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
+    from nonet.controller.session.interface import RunningSession
 
 
 class CheckpointWriter:
     """The writer of a run's checkpoints. At most one checkpoint is open, that is still being written, at a time."""
 
-    def __init__(self, session: Session):
+    def __init__(self, session: RunningSession):
         self._session = session
         self._open: OpenCheckpoint | None = None
         self._open_steps = 0  # applied steps of the stage that the open checkpoint holds

@@ -21,7 +21,7 @@ from nonet.controller.scenario import Scenario
 from nonet.errors import NonetError, PlacementError, WorkerLost
 
 if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
+    from nonet.controller.session.interface import RunningSession
 
 _PLAN = "plan.json"
 _LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
@@ -53,7 +53,7 @@ class WorkerScaling:
         session: The session; its groups exist when `poll` is called.
     """
 
-    def __init__(self, session: Session):
+    def __init__(self, session: RunningSession):
         self._session, self._commands = session, CommandQueue(session.run)
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
         self._to_replay: list[dict[str, Any]] = []

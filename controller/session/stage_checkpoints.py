@@ -22,10 +22,10 @@ from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
+    from nonet.controller.session.interface import RunningSession
 
 
-def restore_newest_checkpoint(session: Session) -> Manifest:
+def restore_newest_checkpoint(session: RunningSession) -> Manifest:
     """Load the newest complete checkpoint, and delete the checkpoints, results and records that came after it.
 
     Returns:
@@ -45,14 +45,14 @@ def restore_newest_checkpoint(session: Session) -> Manifest:
     return manifest
 
 
-def load_initial_checkpoint(session: Session) -> None:
+def load_initial_checkpoint(session: RunningSession) -> None:
     """Load the checkpoint that `init` names, if there is one."""
     if "init" in session.facts:
         session.groups.trainer.ensure_on_device(next(iter(session.stages.values())))
         session.load(Path(session.facts["init"]["commit"]), None)
 
 
-def find_stage_start(session: Session, name: str) -> Path | None:
+def find_stage_start(session: RunningSession, name: str) -> Path | None:
     """Find the checkpoint that a stage begins from: the end of the stage before it, or what `init` names.
 
     Returns:
@@ -68,7 +68,7 @@ def find_stage_start(session: Session, name: str) -> Path | None:
     return Path(session.facts["init"]["commit"]) if "init" in session.facts else None
 
 
-def begin_validation(session: Session, *, resumed: bool) -> StageValidation | None:
+def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidation | None:
     """Create the validations of the current stage, and request the validation of the checkpoint that it begins from.
 
     Args:
@@ -101,7 +101,7 @@ def begin_validation(session: Session, *, resumed: bool) -> StageValidation | No
     return validation
 
 
-def recompute_rewards(session: Session) -> None:
+def recompute_rewards(session: RunningSession) -> None:
     """Recompute the recorded rewards of all validated steps of the current stage with its current rewards and weights."""
     validation, objectives = session.validation, session.objectives
     if validation is None or objectives is None or not session.stage.rolls_out:
@@ -116,7 +116,7 @@ def recompute_rewards(session: Session) -> None:
     validation.record.recompute_rewards(judge)
 
 
-def end_stage(session: Session, writer: CheckpointWriter, step: int) -> Path | None:
+def end_stage(session: RunningSession, writer: CheckpointWriter, step: int) -> Path | None:
     """End the current stage after `step` applied steps (`Session.end`, which describes the result)."""
     validation, stage, log = session.validation, session.stage, session.checkpoint_log
     if validation is None or log.has_ended(stage.name):
@@ -142,7 +142,7 @@ def end_stage(session: Session, writer: CheckpointWriter, step: int) -> Path | N
     return path
 
 
-def end_stage_at_last_checkpoint(session: Session, writer: CheckpointWriter) -> int | None:
+def end_stage_at_last_checkpoint(session: RunningSession, writer: CheckpointWriter) -> int | None:
     """End the current stage at its newest complete checkpoint (`Session.end_at_last_checkpoint`, which describes the result)."""
     writer.finish(wait=True)
     stage, log = session.stage, session.checkpoint_log
@@ -164,7 +164,7 @@ def end_stage_at_last_checkpoint(session: Session, writer: CheckpointWriter) -> 
 
 
 def _write_start_as_end(
-    session: Session, writer: CheckpointWriter, stage: StageSetup, step: int, best_step: int
+    session: RunningSession, writer: CheckpointWriter, stage: StageSetup, step: int, best_step: int
 ) -> None:
     """Load the start of a stage and write it as the checkpoint after `step` steps.
 

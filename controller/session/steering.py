@@ -22,12 +22,12 @@ from nonet.trust import check_attached
 from nonet.workers.runtime import WorkerGroup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.session import Session
+    from nonet.controller.session.interface import RunningSession
 
 _TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
 
 
-def begin_steering(session: Session, stage: str) -> RewardSteering:
+def begin_steering(session: RunningSession, stage: str) -> RewardSteering:
     """Create the steering of an RL stage; if the restored checkpoint is of this stage, restore its rewards and multipliers."""
     objectives = _make_objectives(session, stage)
     steering = RewardSteering(session, stage, objectives)
@@ -39,7 +39,7 @@ def begin_steering(session: Session, stage: str) -> RewardSteering:
     return steering
 
 
-def replay_weights(session: Session, stage: str) -> tuple[RewardObjectives, int]:
+def replay_weights(session: RunningSession, stage: str) -> tuple[RewardObjectives, int]:
     """Replay the commands of a stage that is not running on its rewards, without starting any worker.
 
     Returns:
@@ -53,7 +53,7 @@ def replay_weights(session: Session, stage: str) -> tuple[RewardObjectives, int]
     return objectives, step
 
 
-def _make_objectives(session: Session, stage: str) -> RewardObjectives:
+def _make_objectives(session: RunningSession, stage: str) -> RewardObjectives:
     """Return the objectives of a stage with the rewards of the scenario, before any command."""
     return RewardObjectives(getattr(session.scenario.stages[stage], "rewards", {}))
 
@@ -65,7 +65,7 @@ class RewardSteering:
         objectives: The rewards with their weights and multipliers, which the commands change.
     """
 
-    def __init__(self, session: Session, stage: str, objectives: RewardObjectives):
+    def __init__(self, session: RunningSession, stage: str, objectives: RewardObjectives):
         self._session, self._stage, self.objectives = session, stage, objectives
         self._commands = CommandQueue(session.run)
         # The commands that an earlier part of the run applied in this stage, in the order of their steps.

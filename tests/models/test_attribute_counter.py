@@ -7,14 +7,9 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.models.baselines import attribute_counter as module
-from nonet.models.baselines.attribute_counter import (
-    SPEC,
-    AttributeCounter,
-    AttributeCounterOptions,
-    _Cells,
-    _Ranking,
-)
+from nonet.models.baselines import _attribute_counter as module
+from nonet.models.baselines._attribute_counter import AttributeCounter, _Cells, _Ranking
+from nonet.models.baselines.attribute_counter import SPEC, AttributeCounterOptions
 from nonet.models.baselines.popularity import Popularity
 from nonet.models.baselines.transition_counter import TransitionCounter
 from nonet.random import rng

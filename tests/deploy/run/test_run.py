@@ -360,7 +360,7 @@ def test_a_run_that_finishes_while_it_is_to_be_resumed_is_not_started_again(ray_
             run.report.write_text("{}")
 
         def poll(self, number):
-            return {"outcome": "done" if run.report.exists() else ""}
+            return {"outcome": {"state": "done"} if run.report.exists() else None}
 
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     actor = Controller.options(name=f"{run.id}/controller", namespace="nonet", lifetime="detached").remote()
