@@ -61,7 +61,7 @@ class RunningSession(Protocol):
         ...
 
     def load(self, checkpoint: Path, resumed_stage: StageSetup | None = None) -> None:
-        """Load a checkpoint in all groups; collective."""
+        """Load a checkpoint into the trainers and shards."""
         ...
 
     def change_groups(
@@ -71,13 +71,13 @@ class RunningSession(Protocol):
         checkpoint: Path | None,
         resumed_stage: StageSetup | None = None,
     ) -> None:
-        """Stop and start groups for a stage; collective."""
+        """Stop and start groups before a stage or within it."""
         ...
 
     def renumber_stages(self, manifest: Manifest) -> None:
-        """Renumber the steps of the stages as a checkpoint counts them."""
+        """Renumber the global steps of the stages so that they follow a checkpoint."""
         ...
 
     def follow_plan(self, scenario: Scenario, plan: Plan, manifest: Manifest) -> None:
-        """Continue with another plan."""
+        """Follow another plan from a checkpoint of the current stage on."""
         ...

@@ -1,8 +1,9 @@
 """The user's own files of a scenario: every `file.py` that a `use:` names is copied into the run, which uses only the copies.
 
 Such a file may import modules beside it, or open files relative to `__file__`. The modules and packages that it imports, and the
-files and folders that its texts name, are therefore copied too, to the same places beside the copy. Nothing else is: what lies
-beside code may be data or secrets, and a run may be shared.
+files and folders that its texts name, are therefore copied too, to the same places beside the copy; of folders, those of up to
+16 MiB and 500 files, because a text may be the name of a folder of data by chance. Nothing else is copied: what lies beside code
+may be data or secrets, and a run may be shared.
 
 `sources.json` lists the copies, {"use", "copy", "sha256"} for each; "use" is null for a file that is only beside another.
 The originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
@@ -16,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +31,7 @@ from nonet.plugins import PluginFiles, parse_file
 from nonet.run_code import CodePart, list_references, read_copy_records
 from nonet.trust import approve_parts
 
+_MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied because a text names it
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
 _KEY_SEARCH_BYTES = 64 << 10  # at the beginning of a file, in which a private key is looked for
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
@@ -224,12 +227,16 @@ def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
 
 
 def _find_files(folder: Path, pattern: str) -> Iterator[Path]:
-    """Yield the files beside a file that a text may name: a file, a module, all files of a folder, or those of a pattern."""
+    """Yield the files beside a file that a text may name: a file, a module, a small folder's files, or those of a pattern.
+
+    A pattern has an ending of its own, such as .txt.
+    """
     names_nothing = not pattern.strip("*./") or "\0" in pattern or len(pattern) > 255 or "\n" in pattern
     if names_nothing or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
         return
     candidates = [folder / f"{pattern}.py", folder / pattern]
-    if "*" in pattern or "?" in pattern:
+    ending = Path(pattern).suffix
+    if ending and not {"*", "?"} & set(ending) and {"*", "?"} & set(pattern):
         with suppress(ValueError, OSError):  # no pattern of files
             candidates += sorted(folder.glob(pattern))
     for path in candidates:
@@ -238,7 +245,9 @@ def _find_files(folder: Path, pattern: str) -> Iterator[Path]:
         if path.is_file():
             yield path
         elif path.is_dir() and path.resolve() != folder and not _is_run_or_environment(path):
-            yield from walk_files(path)
+            files = list(islice(walk_files(path), _MAX_FILES + 1))
+            if len(files) <= _MAX_FILES and sum(file.stat().st_size for file in files) <= _MAX_BYTES:
+                yield from files
 
 
 def _copy_file(origin: Path, copy: Path) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from nonet.models.baselines.base import SparseVotes
 from nonet.models.baselines.popularity import Popularity
 from nonet.models.baselines.transition_counter import score_all_items
-from nonet.models.generation import ItemSignals, VoteCounter, VoteOptions
+from nonet.models.generation import ItemSignals, VoteCounter, VoteOptions, find_best
 from nonet.models.tokenizer import compute_signals, list_word_columns
 from nonet.random import rng
 from nonet.samples.batches import (
@@ -36,7 +36,7 @@ from nonet.samples.sequences import TRAIN, VALID, CountOptions, Sequences, Trans
 _REACH, _VOTERS = 6, 10  # Largest distance of a pair in events; number of newest events that vote.
 _NEIGHBOURS = 500  # Neighbours that are kept of an item.
 _MAX_CANDIDATES = (
-    500  # Items with most votes of a prompt that are compared; the others are ranked by popularity.
+    500  # Items with most votes of a prompt that are compared; the rest is ranked by popularity.
 )
 _CHUNK_PROMPTS = 64
 _DECAYS, _REVERSES = (0.5, 0.7, 1.0, 1.5), (0.3, 0.0)
@@ -193,15 +193,13 @@ class AttributeCounter:
         parts = [_Cells(empty, empty, np.empty(0), np.empty((0, n_signals)))]
         for start in range(0, len(users), _CHUNK_PROMPTS):
             part = slice(start, start + _CHUNK_PROMPTS)
-            prompt, item, vote = self._counter.count_votes(seq, users[part], positions[part])
-            order = np.lexsort((item, -vote, prompt))
-            first = np.searchsorted(prompt, np.arange(len(users[part])))
-            is_best = (np.arange(len(order)) - first[prompt] < _MAX_CANDIDATES) & (vote[order] > 0)
-            kept = np.sort(order[is_best])
+            voters = self._counter.weigh_voters(seq, users[part], positions[part])
+            prompt, item, vote = self._counter.count_votes(seq, users[part], positions[part], voters)
+            best = find_best(prompt, item, vote, _MAX_CANDIDATES, len(users[part]))
+            kept = np.sort(best[vote[best] > 0])
             prompt, item, vote = prompt[kept], item[kept], vote[kept]
             similarity = np.zeros((len(item), 0))
             if self._signals is not None:
-                voters = self._counter.weigh_voters(seq, users[part], positions[part])
                 profiles = self._signals.make_profiles(*voters, len(users[part]))
                 similarity = profiles.compute_similarities(prompt, item).astype(np.float64)
             parts.append(_Cells(prompt + start, item, np.log(vote), similarity))

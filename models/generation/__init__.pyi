@@ -39,4 +39,5 @@ from .votes import VoteCounter as VoteCounter
 from .votes import VoteOptions as VoteOptions
 from .votes import Voters as Voters
 from .votes import Votes as Votes
+from .votes import find_best as find_best
 from .votes import mix_vote_shares as mix_vote_shares

@@ -83,8 +83,11 @@ class Corpus(Catalogue):
 
     def open_signals(self, names: Sequence[str]) -> ItemSignals | None:
         """Open the signals of the memory, whose files are beside the counts of transitions; None if it has none."""
-        files = list_signal_files(Path(self.folders["transitions"])) if names else {}
-        return open_signals(files, names, len(self.transitions) if names else 0)
+        if not names:
+            return None
+        return open_signals(
+            list_signal_files(Path(self.folders["transitions"])), names, len(self.transitions)
+        )
 
     joins: StoreJoins | None = None
     stored: StoredSequences | None = None

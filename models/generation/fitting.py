@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -174,19 +173,17 @@ def fit_signals(
         n_signals: Number of signals K.
     """
     signal_weights = [0.0] * n_signals
+
+    def search(k: int, values: Sequence[float]) -> list[float]:
+        """Return the weights of the signals with the best of these values for signal k."""
+        candidates = [[*signal_weights[:k], value, *signal_weights[k + 1 :]] for value in values]
+        return candidates[int(np.argmax([likelihood([weights], candidate)[0] for candidate in candidates]))]
+
     for _ in range(_SIGNAL_ROUNDS):
         for k in range(n_signals):
-            for values in (
-                lambda: _SIGNAL_GRID,
-                *(partial(_list_values_around, signal_weights, k, step) for step in _SIGNAL_STEPS),
-            ):
-                candidates = [[*signal_weights[:k], value, *signal_weights[k + 1 :]] for value in values()]
-                scores = [float(likelihood([weights], candidate)[0]) for candidate in candidates]
-                signal_weights[:] = candidates[int(np.argmax(scores))]
+            signal_weights[:] = search(k, _SIGNAL_GRID)
+            for step in _SIGNAL_STEPS:
+                around = [round(max(0.0, signal_weights[k] + n * step), 4) for n in (0, -1, 1)]
+                signal_weights[:] = search(k, around)
         weights = _refine(lambda candidates: likelihood(candidates, signal_weights), weights)
     return weights, signal_weights
-
-
-def _list_values_around(signal_weights: Sequence[float], k: int, step: float) -> list[float]:
-    """Return the weight of signal k, and values one step below and above it."""
-    return [round(max(0.0, signal_weights[k] + n * step), 4) for n in (0, -1, 1)]

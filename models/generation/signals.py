@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,11 @@ class ItemSignals:
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self.row) - 1
+
+    @cached_property
+    def signal_of_word(self) -> np.ndarray:
+        """Signal of each word [F], as an index of `names`."""
+        return self.words["signal"].to_numpy()
 
     def save(self, folder: str | Path) -> None:
         """Write the files to a folder."""
@@ -163,7 +169,7 @@ class Profiles:
         source = np.repeat(np.arange(len(item)), np.diff(offsets))
         word = signals.word[pair]
         product = self.sums[prompt[source], self.column_of_word[word]] * signals.value[pair]
-        cells = source if n_signals == 1 else source * n_signals + signals.words["signal"].to_numpy()[word]
+        cells = source if n_signals == 1 else source * n_signals + signals.signal_of_word[word]
         sums = np.bincount(cells, weights=product, minlength=len(item) * n_signals)
         return sums.astype(np.float32).reshape(len(item), n_signals)
 

@@ -111,11 +111,22 @@ class VoteCounter:
         self._transitions, self._options = transitions, options
 
     def count_votes(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+        self,
+        seq: Sequences,
+        users: np.ndarray,
+        positions: np.ndarray,
+        voters: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item."""
+        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item.
+
+        Args:
+            seq: Sequences of events.
+            users: User of each prompt.
+            positions: Number of events before each prompt.
+            voters: The result of `weigh_voters` for these prompts, if it is known.
+        """
         n_items, table = len(self._transitions), self._transitions
-        voter_prompt, voter_item, voter_weight = self.weigh_voters(seq, users, positions)
+        voter_prompt, voter_item, voter_weight = voters or self.weigh_voters(seq, users, positions)
         positions = count_visible_events(seq, users, positions)
         pair_key = voter_prompt * n_items + voter_item
         own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair_key)
@@ -265,7 +276,8 @@ class Voters:
             within: The `SubCatalogue` that voted items must belong to.
             similarity_weights: Weight of each signal beside the logarithm of an item's votes, by which voted leaves are selected.
         """
-        prompt, item, vote = self._counter.count_votes(seq, users, positions)
+        voters = self._counter.weigh_voters(seq, users, positions)
+        prompt, item, vote = self._counter.count_votes(seq, users, positions, voters)
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = gather_masked_items(seq, users, positions) if hidden is None else hidden
         n_items = len(self._transitions)
@@ -278,20 +290,18 @@ class Voters:
                 _append_excluded(hidden, within.list_excluded_items(len(users))) if self.nearest else hidden
             )
         prompt, leaf, item, vote = prompt[can_vote], leaf[can_vote], item[can_vote], vote[can_vote]
+        nearest = self._make_nearest(hidden)
         if self._signals is None:
-            votes = self._select_best(prompt, leaf, vote, vote, len(users))
-            return replace(votes, nearest=self._make_nearest(hidden))
-        voters = self._counter.weigh_voters(seq, users, positions)
+            return replace(self._select_best(prompt, leaf, vote, vote, len(users)), nearest=nearest)
         profiles = self._signals.make_profiles(*voters, len(users))
-        compare = _Comparison(profiles, np.asarray(self._trie.item_of_leaf))
         n_candidates = _CANDIDATES_PER_VOTE * self._options.width
-        kept = _find_best(prompt, leaf, vote, n_candidates, len(users))
+        kept = find_best(prompt, leaf, vote, n_candidates, len(users))
         prompt, leaf, item, vote = prompt[kept], leaf[kept], item[kept], vote[kept]
-        similarity = profiles.compute_similarities(prompt, item).astype(np.float64)
+        similarity = profiles.compute_similarities(prompt, item)
         score = np.log(vote) + (similarity * np.asarray(similarity_weights, np.float64)).sum(1)
-        votes = self._select_best(prompt, leaf, score, vote, len(users))
+        votes = self._select_best(prompt, leaf, score, vote, len(users), similarity)
         return replace(
-            votes, nearest=self._make_nearest(hidden), similarity=compare(votes.leaf), compare=compare
+            votes, nearest=nearest, compare=_Comparison(profiles, np.asarray(self._trie.item_of_leaf))
         )
 
     def _make_nearest(self, hidden: Jagged) -> NearestItems | None:
@@ -302,10 +312,16 @@ class Voters:
         return NearestItems.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
 
     def _select_best(
-        self, prompt: np.ndarray, leaf: np.ndarray, score: np.ndarray, vote: np.ndarray, n_prompts: int
+        self,
+        prompt: np.ndarray,
+        leaf: np.ndarray,
+        score: np.ndarray,
+        vote: np.ndarray,
+        n_prompts: int,
+        similarity: np.ndarray | None = None,
     ) -> Votes:
         """Select the `width` leaves of each prompt with the highest scores; normalise their votes and order them by leaf."""
-        best = _find_best(prompt, leaf, score, self._options.width, n_prompts)
+        best = find_best(prompt, leaf, score, self._options.width, n_prompts)
         best = best[np.lexsort((leaf[best], prompt[best]))]
         width = max(1, int(np.bincount(prompt[best], minlength=n_prompts).max(initial=0)))
         row, column = prompt[best], _number_in_rows(prompt[best], n_prompts)
@@ -314,7 +330,12 @@ class Voters:
         weight_PV = np.zeros((n_prompts, width), np.float32)
         leaf_PV[row, column] = leaf[best]
         weight_PV[row, column] = vote[best] / total[row]
-        return Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
+        votes = Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
+        if similarity is None:
+            return votes
+        similarity_PVK = np.zeros((n_prompts, width, similarity.shape[1]), np.float32)
+        similarity_PVK[row, column] = similarity[best]
+        return replace(votes, similarity=torch.from_numpy(similarity_PVK))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -340,11 +361,22 @@ class _Comparison:
         return torch.from_numpy(similarity_PXK).to(leaf_PX.device)
 
 
-def _find_best(
-    prompt: np.ndarray, leaf: np.ndarray, score: np.ndarray, n_best: int, n_prompts: int
+def find_best(
+    prompt: np.ndarray, item: np.ndarray, score: np.ndarray, n_best: int, n_prompts: int
 ) -> np.ndarray:
-    """Return the indices of the `n_best` leaves of each prompt with the highest scores; ties prefer the lower leaf."""
-    order = np.lexsort((leaf, -score, prompt))
+    """Find the items or leaves with the highest scores of each prompt; ties prefer the lower one.
+
+    Args:
+        prompt: Prompt of each (prompt, item) pair [Z].
+        item: Item or leaf of each pair [Z].
+        score: Score of each pair [Z].
+        n_best: Maximum number of pairs per prompt.
+        n_prompts: Number of prompts.
+
+    Returns:
+        The indices of these pairs, by prompt, the best ones first.
+    """
+    order = np.lexsort((item, -score, prompt))
     return order[_number_in_rows(prompt[order], n_prompts) < n_best]
 
 

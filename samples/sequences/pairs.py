@@ -91,16 +91,16 @@ class PairCounter:
         return (2 * self.reach if self.reverse else self.reach).bit_length()
 
     @property
-    def _has_both_directions(self) -> bool:
-        """Whether pairs with the later event as the source are counted too."""
-        return self.both or self.reverse > 0
+    def _n_directions(self) -> int:
+        """Number of counts of a pair: 2 if pairs with the later event as the source are counted too, else 1."""
+        return 2 if self.both or self.reverse else 1
 
     def _compute_bounds(self, seq: Sequences, select_events: EventSelector, range_pairs: int) -> np.ndarray:
         """Return the items at which ranges begin, and the end, so that ranges have about equally many pairs."""
         occurrences = np.zeros(self.n_items, np.int64)
         for part in seq.iterate_parts():
             occurrences += np.bincount(part.item[select_events(part)], minlength=self.n_items)
-        cumulative_pairs = np.cumsum(occurrences) * self.reach * (2 if self._has_both_directions else 1)
+        cumulative_pairs = np.cumsum(occurrences) * self.reach * self._n_directions
         total = int(cumulative_pairs[-1]) if len(cumulative_pairs) else 0
         thresholds = np.arange(1, -(-total // range_pairs)) * range_pairs
         inner = np.unique(np.searchsorted(cumulative_pairs, thresholds) + 1)
@@ -116,12 +116,11 @@ class PairCounter:
             same_user = user[distance:] == user[:-distance]
             earlier, later = item[:-distance][same_user], item[distance:][same_user]
             codes.append((earlier * self.n_items + later) << self._distance_bits | distance)
-            if self._has_both_directions:
+            if self._n_directions == 2:
                 code = distance if self.both else self.reach + distance
                 codes.append((later * self.n_items + earlier) << self._distance_bits | code)
             if self.compute_decay is not None and time is not None:
-                n_directions = 2 if self._has_both_directions else 1
-                decay += [self.compute_decay(time[distance:][same_user])] * n_directions
+                decay += [self.compute_decay(time[distance:][same_user])] * self._n_directions
         return np.concatenate(codes), np.concatenate(decay)
 
     def _spill_codes(self, folder: Path, bounds: np.ndarray, codes: np.ndarray, decay: np.ndarray) -> None:

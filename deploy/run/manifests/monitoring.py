@@ -43,7 +43,7 @@ def _build_files(template: str, target: str = "") -> dict[str, str]:
     rules = [
         {
             "alert": alert["alert"],
-            "expr": _complete(alert["expr"], facts),
+            "expr": _fill_expression(alert["expr"], facts),
             "for": alert["for"],
             "labels": {"severity": "page"},
             "annotations": {"summary": alert["text"]},
@@ -68,7 +68,11 @@ def _build_dashboard(facts: Mapping[str, Any]) -> dict[str, Any]:
             "gridPos": {"h": 8, "w": 12, "x": 12 * (index % 2), "y": 8 * (index // 2)},
             "fieldConfig": {"defaults": {"unit": panel["unit"], "min": 0}, "overrides": []},
             "targets": [
-                {"refId": "A", "expr": _complete(panel["expr"], facts), "legendFormat": panel["legend"]}
+                {
+                    "refId": "A",
+                    "expr": _fill_expression(panel["expr"], facts),
+                    "legendFormat": panel["legend"],
+                }
             ],
         }
         for index, panel in enumerate(facts["panels"])
@@ -80,6 +84,6 @@ def _build_dashboard(facts: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _complete(expression: str, facts: Mapping[str, Any]) -> str:
-    """Return an expression of PromQL with the text that @works@ stands for."""
+def _fill_expression(expression: str, facts: Mapping[str, Any]) -> str:
+    """Replace @works@ in an expression of PromQL by the text that it stands for, and return the expression."""
     return expression.replace("@works@", facts.get("works", ""))

@@ -169,11 +169,23 @@ def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_n
         read_copies(run)
 
 
+@pytest.mark.parametrize(("files", "bytes"), [(3, 1), (1, 200)])
+def test_a_large_folder_does_not_travel_because_a_text_is_its_name(tmp_path, monkeypatch, files, bytes):
+    (tmp_path / "own.py").write_text("import package.part\nKEY = 'data'\n")
+    for folder, count, size in (("package", 2, 10), ("data", files, bytes)):
+        (tmp_path / folder).mkdir()
+        for index in range(count):
+            (tmp_path / folder / f"{index}.txt").write_bytes(b"x" * size)
+    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
+    monkeypatch.setattr("nonet.controller.setup.own_files._MAX_BYTES", 100)
+    assert {path.parent.name for path in find_files_beside(tmp_path / "own.py")} == {"package"}
+
+
 def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path):
     (tmp_path / "own.py").write_text(
         "import json, importlib\nfrom package.part import f\nimport helper\n"
         "LIMITS = 'limits.json'\nLAZY = importlib.import_module('lazy')\n"
-        "def words(name): return open(f'words-{name}.txt'), open('*.glob')\n"
+        "def words(name): return open(f'words-{name}.txt'), open('*.glob'), f'{name}_{name}'\n"
         "FOLDER = 'vocabulary'\nPLACES = ('', '.', '..', '/', '~', '*', '../outside.txt', 'run-1', '.hidden')\n"
     )
     (tmp_path / "helper.py").write_text("from . import sister\nfrom other import x\n")
@@ -182,7 +194,7 @@ def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path
         "package/__init__.py", "package/part.py", "vocabulary/a.txt", "vocabulary/deep/b.txt", "helper.py",
     }  # fmt: skip
     others = {
-        "unnamed.json", "log.parquet", "s3env.sh", "words.txt", "own.yaml", "other/x.txt.bak", ".hidden",
+        "unnamed.json", "log.parquet", "a_b", "my_secrets.txt", "s3env.sh", "words.txt", "own.yaml", "other/x.txt.bak", ".hidden",
         "run-1/scenario.yaml", "data/secrets.txt",
     }  # fmt: skip
     for name in (names | others) - {"helper.py"}:
