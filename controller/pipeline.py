@@ -31,6 +31,7 @@ from nonet.controller.stages import (
     train_control,
     try_rewards,
 )
+from nonet.errors import WorkerLost
 from nonet.storage import read_address
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
@@ -239,7 +240,11 @@ class Pipeline:
         return result if (self.session.run.results / f"{subject}.npz").exists() else None
 
     def _collect_results(self, *, wait: bool = False) -> None:
-        """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`."""
+        """Write and show the results that have arrived, in the order of their requests; wait for all of them if `wait`.
+
+        Raises:
+            WorkerLost: The worker that has ranked a subject died before its file of ranks was stored.
+        """
         while self._pending_results and (wait or self._pending_results[0][1].done()):
             subject, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
@@ -249,6 +254,9 @@ class Pipeline:
                     (subject, self.session.evaluator.evaluate_baseline(subject), began)
                 )
                 continue
+            has_ranks = (self.session.run.results / f"{subject}.npz").exists()
+            if not has_ranks and (dead := self.session.groups.binding.list_dead_workers()):
+                raise WorkerLost(f"the ranks of {subject} were lost with {', '.join(dead)}")
             self.session.run.write_json(f"results/{subject}.json", result)
             self._add_seconds(f"evaluate {subject}", time.time() - began)
             self._show(subject, result)

@@ -36,7 +36,7 @@ from nonet.controller.setup import (
 )
 from nonet.errors import ConfigError, NonetError, PlacementError
 from nonet.models.baselines import BASELINES
-from nonet.storage import FileEntry, find_copy
+from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
@@ -285,8 +285,12 @@ class RunGroups:
         return collected
 
     def refresh_copies(self) -> None:
-        """Make the local copies of a stored run on other nodes equal to the stored run."""
-        folder = str(self._run.path)
+        """Make the local copies of a stored run on other nodes equal to the stored run, from which results were deleted."""
+        folder, copy = str(self._run.path), find_copy(self._run.path)
+        if isinstance(copy, RunCopy):
+            generation = copy.raise_generation()
+            for hosts in list(self.hosts.values()):
+                hosts.begin_generation(folder, generation)
         ray.get([actor.refresh_copy.remote(folder) for actor in self._list_remote_actors(one_per_node=True)])
 
     def _list_remote_actors(self, *, one_per_node: bool = False) -> list[Any]:

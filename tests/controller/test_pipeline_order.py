@@ -15,6 +15,7 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session.start_notes import make_evaluation_notes
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS
+from nonet.errors import WorkerLost
 
 SCENARIO = load_scenario("quickstart", ["stages={pretrain: {epochs: 1}, finetune: {epochs: 1}}"])[0]
 BASELINES = list(make_baseline_options(SCENARIO))
@@ -41,6 +42,7 @@ class Evaluator:
         self.run, self.log = run, []
         self.queue: list[str] = []
         self.answered: dict[str, Any] = {}
+        self.stores = True
         self.parts: dict[str, int] = {}  # how often a baseline says that it is fitting
 
     def _ask(self, name: str) -> Future:
@@ -57,7 +59,8 @@ class Evaluator:
                 self.parts[name] -= 1
                 self.answered[name] = {"fitting": 1}
                 continue
-            (self.run.results / f"{name}.npz").touch()
+            if self.stores:
+                (self.run.results / f"{name}.npz").touch()
 
     def list_shown_users(self) -> Future:
         return self._ask("shown")
@@ -97,7 +100,7 @@ class Session:
         self.groups = SimpleNamespace(
             hosts={},
             pop_warning=lambda: self.warnings.pop() if self.warnings else "",
-            binding=SimpleNamespace(groups=[group]),
+            binding=SimpleNamespace(groups=[group], list_dead_workers=list),
             offloader=SimpleNamespace(list_counts=nothing),
             find_due_change=lambda name: self.changes.get(name),
             notes=(),
@@ -214,6 +217,15 @@ def test_a_baseline_that_is_fitted_in_parts_is_asked_again_behind_what_others_as
     assert [log.count(f"asked for {name}") for name in BASELINES] == [3, *[1] * len(BASELINES[1:])]
     assert log.count(f"showed {BASELINES[0]}") == 1
     assert log.index("showed pretrain") < log.index(f"showed {BASELINES[0]}")
+
+
+def test_a_ranking_whose_file_was_lost_with_its_worker_is_no_result(made):
+    runner, session = made({})
+    session.groups.binding.list_dead_workers = lambda: ["evaluator-0"]
+    session.evaluator.stores = False
+    with pytest.raises(WorkerLost, match=rf"the ranks of {BASELINES[0]} were lost with evaluator-0"):
+        runner.run()
+    assert not (session.run.results / f"{BASELINES[0]}.json").exists()
 
 
 def test_failed_heartbeats_are_told_between_steps(made):

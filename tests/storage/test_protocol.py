@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nonet.errors import ConfigError, StorageConflict, StorageError
-from nonet.storage import MountedRun, RunCopy, RunView, RunWriter
+from nonet.storage import FileEntry, MountedRun, RunCopy, RunView, RunWriter
 from nonet.storage.local_copy import is_content, is_large
 from nonet.storage.local_folders import SERVING, make_local_folder, make_room
 from nonet.storage.run_tree import HEAD, OBJECTS, TREES, RunHead, RunTree
@@ -26,6 +26,7 @@ from tests.storage.scheduler import Actor, ActorStorage, ModelRLock, Schedule, p
 
 ADDRESS = "s3://feed-runs/run-1"
 FAILURES = (StorageError, ConfigError, OSError)
+RANKS = "results/ranks.npz"
 GRACE_S = 20.0  # of garbage, in writes to the storage
 _FEW, _MANY = 200, 10_000
 
@@ -70,6 +71,9 @@ class RunModel:
         self.writers: dict[Actor, tuple[str, RunWriter | None]] = {}
         self.threads: dict[Actor, Actor] = {}  # the background thread of each writer
         self.worker_paths: set[str] = set()  # the work folders in which workers live
+        self.generations: dict[
+            RunCopy, int
+        ] = {}  # in which the next result of a worker is made, if that was told
         self._seen: tuple[float, int] = (0.0, 0)
         self._head: RunHead | None = None
         self._newest_ranks = -1
@@ -116,7 +120,7 @@ class RunModel:
         )
         try:
             writer = RunWriter(
-                copy, timeout_s=1e9, read_grace_s=0.0, garbage_grace_s=GRACE_S, lock=ModelRLock()
+                copy, timeout_s=1e9, read_grace_s=0.0, garbage_grace_s=GRACE_S, make_lock=ModelRLock
             )
         except FAILURES:
             copy.release()
@@ -154,8 +158,9 @@ class RunModel:
         try:
             copy.enter_epoch()
             for _ in range(2):
+                copy.generation = self.generations.get(copy, copy.generation)
                 copy.fetch_small_files()
-                file = copy.path / "results/ranks.npz"
+                file = copy.path / RANKS
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(str(copy.generation))
                 pause()
@@ -330,7 +335,7 @@ class RunModel:
 
     def _check_ranks(self, tree: RunTree) -> None:
         """Check that ranks of an older process never replace those of a newer one."""
-        if entry := tree.files.get("results/ranks.npz"):
+        if entry := tree.files.get(RANKS):
             part = self.schedule.storage.objects.get(entry.parts[0].key)
             ranks = int(part.content) if part else -1
             self.expect(
@@ -380,6 +385,7 @@ class WriterLife:
         self.pending: set[str] = set()  # written, and not acknowledged yet
         self.counts: dict[RunCopy, int] = {}
         self.workers: list[RunCopy] = []
+        self.cut_at = 0  # the newest generation before the ranks were deleted
         self.has_ended = False
         self.thread: Actor | None = None
         self.token = writer._head.writer
@@ -408,6 +414,7 @@ class WriterLife:
             self.start_worker,
             self.take_commands,
             self.commit,
+            self.cut,
         ]
         try:
             self.write("scenario.yaml", "name: x")
@@ -457,6 +464,7 @@ class WriterLife:
         collected: list[tuple[str, object]] = []
         for worker in self.workers:
             entries = worker.list_put(self.counts.get(worker, 0))
+            pause()
             self.counts[worker] = self.counts.get(worker, 0) + len(entries)
             collected += entries
         return collected
@@ -473,8 +481,28 @@ class WriterLife:
         self.kept = set()
 
     def commit(self) -> None:
+        before = self.list_made()
         if self.writer.commit_in_background() and not self.writer.describe_outage():
             self.acknowledge()
+            stored, after = self.writer._committed.files.get(RANKS), self.list_made()
+            is_lost = (
+                before and before[-1].generation > self.cut_at and stored not in after[len(before) - 1 :]
+            )
+            self.model.expect(not is_lost, "the newest ranks that a worker has made are not in the run")
+
+    def list_made(self) -> list[FileEntry]:
+        """Return the ranks that workers have stored, the oldest generation first."""
+        made = [entry for worker in self.workers for _, entry in worker.list_put(0)]
+        return sorted(made, key=lambda entry: entry.generation)
+
+    def cut(self) -> None:
+        """Delete the ranks, as a resume does after its workers have begun."""
+        with self.writer.hold():
+            (self.copy.path / RANKS).unlink(missing_ok=True)
+            self.writer.add_deleted(self.copy.path / RANKS, "the run was cut")
+        generation = self.copy.raise_generation()
+        self.cut_at = generation - 1
+        self.model.generations |= dict.fromkeys(self.workers, generation)
 
     def commit_repeatedly(self) -> None:
         """Commit in the background until the life ends."""

@@ -109,7 +109,7 @@ class Nodes:
     def run(self, ring: Path, place: str, name: str = "a") -> subprocess.Popen[str]:
         """Start `nonet run` on a node."""
         code = "from nonet.deploy.cli import main; main()"
-        changes = [f"storage={place}", POOLS, ROLES, "checkpoint.every=10", "stages.rl.steps=40"]
+        changes = [f"storage={place}", POOLS, ROLES, "checkpoint.every=40", "stages.rl.steps=240"]
         command = [sys.executable, "-c", code, "run", "ring.yaml", *(f"--set={change}" for change in changes)]
         enter = ["nsenter", "-t", str(self.processes[name].pid), "-m", f"--wd={ring}"]
         return subprocess.Popen(
@@ -211,3 +211,6 @@ def test_a_submitted_run_is_steered_from_elsewhere_and_continues_on_a_new_cluste
     assert [part["why"] for part in report["interruptions"]] == ["resumed"]
     steps = [record["applied"] for record in read_journal(copy.path / "journal.jsonl") if "applied" in record]
     assert steps == list(range(len(steps)))
+    assert (
+        copy.path / "results/rl.npz"
+    ).exists()  # by an evaluator that began before the resume cut the results

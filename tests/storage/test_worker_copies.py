@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from nonet.errors import StorageConflict, StorageError
-from nonet.storage import RunWriter
+from nonet.storage import FileEntry, RunWriter
 from tests.storage.memory_storage import MemoryStorage
 from tests.storage.run_steps import CopyMaker, remove, write
 
@@ -89,6 +92,43 @@ def test_a_result_that_was_deleted_does_not_come_back_from_an_older_process(make
     writer.close()
     assert (copy.path / "results/rl.npz").read_text() == "made again"
     assert set(copy.get_tree().files) == {"results/pretrain.npz", "results/rl.npz"}
+
+
+def test_a_worker_that_lives_on_makes_a_deleted_result_again(make_copy: CopyMaker):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    writer.commit()
+    worker = make_copy("b", epoch=1, generation=copy.describe_for_new_process().generation)
+    writer.collect_from(lambda: worker.list_put(0))
+    with writer.hold():
+        writer.add_deleted(copy.path / "results/rl.npz", "the run was cut")
+    worker.put(write(worker, "results/rl.npz", "requested before the cut"))
+    writer.commit()
+    assert not copy.get_tree().files
+    worker.generation = copy.raise_generation()
+    worker.put(write(worker, "results/rl.npz", "made again"))
+    writer.close()
+    assert (copy.path / "results/rl.npz").read_text() == "made again"
+
+
+def test_two_commits_at_once_ask_the_workers_one_after_the_other(make_copy: CopyMaker):
+    writer, asking, most = RunWriter(make_copy("a")), list[int](), list[int]()
+
+    def collect() -> list[tuple[str, FileEntry]]:
+        asking.append(1)
+        most.append(len(asking))
+        time.sleep(0.05)
+        asking.pop()
+        return []
+
+    writer.collect_from(collect)
+    threads = [threading.Thread(target=writer.commit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1, 1]
+    writer.close()
 
 
 def test_a_worker_replaces_and_deletes_what_it_fetched_and_nothing_that_was_made_there(make_copy: CopyMaker):

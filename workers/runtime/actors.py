@@ -373,6 +373,11 @@ class ActorGroup:
         refs = [actor.offload_roles.remote(tuple(offloaded_roles)) for actor in self.actors]
         return GroupFuture(refs, self, self.name, "move", "list").get(timeout_s)
 
+    def begin_generation(self, folder: str, generation: int) -> None:
+        """Let what the calls from now on make in a stored run count as newer than a deletion (`RunCopy.raise_generation`)."""
+        for actor in self.actors:
+            actor.begin_generation.remote(folder, generation)
+
     def set_threads(self, threads: int) -> None:
         """Set the number of torch threads of every rank, effective after the calls that were sent before; does not wait."""
         for actor in self.actors:

@@ -197,6 +197,15 @@ class WorkerActor:
         return moved
 
     @ray.method(concurrency_group="work")
+    def begin_generation(self, folder: str, generation: int) -> None:
+        """Set the generation of the files of a stored run that this worker makes from now on (`RunCopy.raise_generation`).
+
+        It waits in the queue of the role methods, so what an earlier call makes has the generation of before.
+        """
+        if isinstance(copy := find_copy(Path(folder)), RunCopy):
+            copy.generation = generation
+
+    @ray.method(concurrency_group="work")
     def set_threads(self, threads: int) -> None:
         """Set the number of torch threads; does nothing where the roles use no torch."""
         if self._place.threads:

@@ -50,7 +50,7 @@ _STEP_FOLDERS = ("checkpoints", "controls")
 _LARGE_FOLDERS = (*_STEP_FOLDERS, "artifacts")
 _UNSTORED_FOLDERS = (COMMANDS, SERVING)  # commands are objects of their own, and services keep their state
 _MAX_ATTEMPTS = 5  # to read files that a writer replaces and deletes meanwhile
-_EPOCH_BITS = 20  # a generation is the epoch, followed by so many bits for the number of a process
+_EPOCH_BITS = 20  # a generation is the epoch, followed by so many bits for a number that rises within it
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,13 @@ class RunCopy(StoredRun):
     def describe_for_new_process(self) -> MountedRun:
         """Return what a process that is started now needs; its files replace those of processes that were started before."""
         if self.epoch:
-            self.generation += 1
+            self.raise_generation()
         return self.describe()
+
+    def raise_generation(self) -> int:
+        """Return a generation for files that are made from now on, which replace those of before and outlive their deletion."""
+        self.generation += 1
+        return self.generation
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the epoch of a process that has opened the run for writing in this folder."""

@@ -58,8 +58,8 @@ class FileEntry:
         parts: The parts of its content.
         time: When the file was changed last, in unix seconds.
         sha256: The SHA-256 of the whole file; None for a file that grows, whose parts have digests.
-        generation: Rises with every process that the run starts, from epoch to epoch. Of two versions of a file that processes
-            made, the one of the higher generation counts.
+        generation: Rises with every process that the run starts, with every cut of its results, and from epoch to epoch. Of two
+            versions of a file that processes made, the one of the higher generation counts.
     """
 
     parts: tuple[FilePart, ...]

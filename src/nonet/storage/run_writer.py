@@ -66,7 +66,7 @@ class RunWriter:
         timeout_s: Seconds for which the storage may fail before `check` raises.
         read_grace_s: Seconds for which readers may need objects that a commit has replaced.
         garbage_grace_s: The same for objects of older writers, by the clock of the storage.
-        lock: Excludes commits while files are changed that belong together; a thread may enter it again.
+        make_lock: Makes a lock between the threads of this process, which a thread may enter again.
         after_epoch: The epoch that the run must have, because this process goes on with what that writer has prepared.
 
     Attributes:
@@ -87,12 +87,13 @@ class RunWriter:
         timeout_s: float = TIMEOUT_S,
         read_grace_s: float = READ_GRACE_S,
         garbage_grace_s: float = GARBAGE_GRACE_S,
-        lock: AbstractContextManager[Any] | None = None,
+        make_lock: Callable[[], AbstractContextManager[Any]] = threading.RLock,
         after_epoch: int | None = None,
     ):
         self._copy, self._timeout_s = copy, timeout_s
         self._read_grace_s, self._garbage_grace_s = read_grace_s, garbage_grace_s
-        self._lock = lock or threading.RLock()
+        self._lock = make_lock()  # excludes commits while files are changed that belong together
+        self._collecting_lock = make_lock()  # because workers tell only what is new since the last call
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: StorageError | None = None
@@ -104,7 +105,7 @@ class RunWriter:
         self._failing_since: float | None = None  # monotonic seconds
         self._trees_written = 0
         self._deleted: dict[str, str] = {}  # why files were deleted since the last commit, by name
-        # The generation of the newest process at the deletion of a file or folder, by its name.
+        # The newest generation at the deletion of a file or folder, by its name.
         self._deleted_generations: dict[str, int] = {}
         # The state of each local file whose content is in `_files`, by its path.
         self._stored_states: dict[str, tuple[int, int, int]] = {}
@@ -260,7 +261,8 @@ class RunWriter:
     def add_deleted(self, path: Path, reason: str) -> None:
         """Remove the files at or below a path from the run; the next commit records why.
 
-        The caller deletes the local files while it holds the lock (`hold`).
+        The caller deletes the local files while it holds the lock (`hold`). Workers that live on must be told a new generation
+        (`RunCopy.raise_generation`) before they make these files again.
         """
         with self._lock:
             place = self._copy.to_name(path)
@@ -276,7 +278,7 @@ class RunWriter:
     def _add_collected(self) -> None:
         """Add files that workers on other nodes have stored, and fetch small ones.
 
-        A file is left out if a later process has made it, or if it was deleted after the process of the worker had begun.
+        A file is left out if there is one of a later generation, or if it was deleted after its generation had begun.
         """
         while self._collected:
             name, entry = self._collected[0]
@@ -290,7 +292,7 @@ class RunWriter:
             self._collected.pop(0)
 
     def _find_deleted_generation(self, name: str) -> int:
-        """Return the generation of the newest process when a file, or a folder above it, was deleted; -1 if none was."""
+        """Return the newest generation when a file, or a folder above it, was deleted; -1 if none was."""
         path = PurePosixPath(name)
         return max(
             (self._deleted_generations.get(str(place), -1) for place in (path, *path.parents)), default=-1
@@ -307,9 +309,9 @@ class RunWriter:
             StorageConflict: Another process has opened the run for writing.
             StorageError: The storage cannot be used, or the work folder was deleted.
         """
-        collected = self._collect()  # before the lock is taken, because it waits for workers
+        with self._collecting_lock:  # not the other lock, because this waits for workers
+            self._collected += self._collect()
         with self._lock:
-            self._collected += collected
             self.check()
             self._check_folder()
             self._add_collected()

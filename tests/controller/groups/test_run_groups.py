@@ -14,6 +14,8 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.run_files import make_data_setup
+from nonet.storage import MountedRun, RunCopy
+from tests.storage.memory_storage import MemoryStorage
 
 BODY = {
     "name": "groups",
@@ -168,6 +170,19 @@ def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):
     run_groups.load(Path("commit"), None)
     loads = {name: arguments for name, arguments, _ in run_groups.calls if name.endswith(".load")}
     assert loads == {"trainer.load": ("commit", None), "embedding.load": ("commit",)}
+
+
+def test_workers_are_told_that_results_were_deleted(run_groups, monkeypatch):
+    stored = RunCopy(MountedRun("s3://runs/a", str(run_groups._run.path), 1, 7), MemoryStorage())
+    monkeypatch.setattr(run_groups_module, "find_copy", lambda path: stored)
+    monkeypatch.setattr(run_groups_module.RunGroups, "_list_remote_actors", lambda *_, **options: [])
+    monkeypatch.setattr(run_groups_module.ray, "get", list)  # which would start Ray
+    told = []
+    for hosts in run_groups.hosts.values():
+        hosts.begin_generation = lambda *arguments: told.append(arguments)
+    run_groups.refresh_copies()
+    assert told == [(str(run_groups._run.path), 8)] * len(run_groups.hosts)
+    stored.release()
 
 
 def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):
