@@ -6,4 +6,4 @@ from .base import BaselineOptions as BaselineOptions
 from .base import BaselineSpec as BaselineSpec
 from .base import SparseVotes as SparseVotes
 from .base import make_baseline as make_baseline  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .popularity import Popularity as Popularity
+from .kinds.popularity import Popularity as Popularity

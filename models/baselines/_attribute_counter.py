@@ -19,18 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from nonet.models.baselines.base import SparseVotes
-from nonet.models.baselines.popularity import Popularity
-from nonet.models.baselines.transition_counter import score_all_items
+from nonet.models.baselines.histories import draw_validation_events
+from nonet.models.baselines.kinds.popularity import Popularity
+from nonet.models.baselines.kinds.transition_counter import score_all_items
 from nonet.models.generation import ItemSignals, VoteCounter, VoteOptions, find_best
 from nonet.models.tokenizer import compute_signals, list_word_columns
-from nonet.random import rng
-from nonet.samples.batches import (
-    find_recommendable_events,
-    gather_masked_items,
-    locate_events,
-    locate_prompts,
-)
-from nonet.samples.sequences import TRAIN, VALID, CountOptions, Sequences, Transitions
+from nonet.samples.batches import gather_masked_items, locate_events
+from nonet.samples.sequences import TRAIN, CountOptions, Sequences, Transitions
 
 # Shapes: P prompts, Z (prompt, item) pairs with votes, I items, K signals.
 _REACH, _VOTERS = 6, 10  # Largest distance of a pair in events; number of newest events that vote.
@@ -42,7 +37,6 @@ _CHUNK_PROMPTS = 64
 _DECAYS, _REVERSES = (0.5, 0.7, 1.0, 1.5), (0.3, 0.0)
 _WEIGHTS = (0.0, 0.15, 0.3, 0.6, 0.9, 1.2, 1.6, 2.2, 3.0, 4.0, 5.5)  # Values of g.
 _USUAL_WEIGHT, _USUAL_DECAY = 1.2, 0.7  # Without validation events.
-_MAX_EVENTS = 1000  # Validation events that are ranked.
 _CUT = 10  # NDCG@10
 _TIE = 1e-9  # Scores this close are equal; the target is ranked below its equals.
 _PRIOR = 1e-30  # Weight of popularity, below any votes.
@@ -153,7 +147,7 @@ class AttributeCounter:
             options = CountOptions(reach=_REACH, neighbours=_NEIGHBOURS, reverse=reverse)
             transitions[reverse] = Transitions.fit(seq, self._n_items, options, splits)
             yield
-        users, positions = self._draw_events(seq, splits)
+        users, positions = draw_validation_events(seq, splits, self._seed, "attribute_counter")
         reverse, decay, self._weights = _REVERSES[0], _USUAL_DECAY, [_USUAL_WEIGHT] * len(columns)
         self._counter = _make_counter(transitions[reverse], decay)
         if len(users):
@@ -181,8 +175,7 @@ class AttributeCounter:
         # Relative to the best of each prompt, which keeps its order; the least is far above the prior.
         best = np.full(len(users), -np.inf)
         np.maximum.at(best, cells.prompt, score)
-        popularity = self._popularity.popularity
-        prior = _PRIOR * popularity / max(popularity.max(initial=0), 1)
+        prior = self._popularity.make_prior(_PRIOR)
         weight = np.exp(np.maximum(score - best[cells.prompt], -60.0))
         return SparseVotes(prior, cells.prompt, cells.item, weight)
 
@@ -204,14 +197,6 @@ class AttributeCounter:
                 similarity = profiles.compute_similarities(prompt, item).astype(np.float64)
             parts.append(_Cells(prompt + start, item, np.log(vote), similarity))
         return _Cells.joined(parts)
-
-    def _draw_events(self, seq: Sequences, splits: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Draw validation events that are not counted; return their users and positions."""
-        users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
-        if VALID in splits:
-            return users[:0], positions[:0]
-        drawn = np.sort(rng(self._seed, "attribute_counter").permutation(len(users))[:_MAX_EVENTS])
-        return users[drawn], positions[drawn]
 
     def _rank(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> _Ranking:
         """Compute what votes and similarities say of validation events."""

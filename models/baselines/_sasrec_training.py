@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from nonet.models.baselines._sasrec import SasRecNet
-from nonet.models.baselines.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
-from nonet.models.ranking import compute_per_event, rank_of_target_np
+from nonet.models.baselines.histories import compute_ndcg, split_prompts
+from nonet.models.baselines.kinds.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
 from nonet.random import hash_words, rng
-from nonet.samples.batches import gather_masked_items, list_prompts, make_prompt_batch, make_training_batch
+from nonet.samples.batches import list_prompts, make_prompt_batch, make_training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
 
 # Shapes: P prompts, I items.
 _WEIGHT_DECAY = 0.01
-_CHUNK_PROMPTS = 512  # Prompts per chunk.
 _MAX_VALIDATION_PROMPTS = 4096  # Evaluated after each epoch; drawn with the seed.
 
 
@@ -54,7 +53,7 @@ class SasRec:
         self._seed, self._history, self._options = seed, history, SasRecOptions(**options)
         self._empty_sids = np.empty((n_items, 0), np.int32)
         self._samples_negatives = n_items > FULL_SOFTMAX
-        self._net = self._build_network(dropout=0.0)
+        self._net = self._build_network(dropout=0.0, widths=1)
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
         """Train on the events of these splits, and keep the weights of the epoch and trial with the best validation NDCG@10.
@@ -78,14 +77,15 @@ class SasRec:
                     best = epoch
                 yield
         assert best is not None
+        lr, dropout, widths = TRIALS[best.trial]
+        self._net = self._build_network(0.0, widths)
         self._net.load_state_dict(best.weights)
-        lr, dropout = TRIALS[best.trial]
         self.trained = {
             "seconds": round(seconds, 1),
             "epochs": epochs,
             "trials": self._options.trials,
             "loss": self._describe_loss(),
-            "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}: "
+            "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}, width {widths * self._options.width}: "
             f"validation NDCG@10 {best.ndcg:.4f} on {len(users)} prompts",
         }
 
@@ -93,7 +93,7 @@ class SasRec:
         """Return the logits of all items, [P, I] float32."""
         parts = [
             self._net.score_items(self._make_prompts(seq, users[prompts], positions[prompts]).item).numpy()
-            for prompts in _split_prompts(len(users))
+            for prompts in split_prompts(len(users), len(self._empty_sids))
         ]
         return np.concatenate(parts) if parts else np.empty((0, len(self._empty_sids)), np.float32)
 
@@ -101,8 +101,8 @@ class SasRec:
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
         """Yield the epochs of a trial, until validation has not improved for `patience` epochs."""
-        lr, dropout = TRIALS[trial]
-        net = self._build_network(dropout)
+        lr, dropout, widths = TRIALS[trial]
+        net = self._build_network(dropout, widths)
         best = (
             -1.0,
             0,
@@ -163,25 +163,25 @@ class SasRec:
     ) -> float:
         """Compute NDCG@10 over all items that the evaluator does not mask as seen; 0 without prompts."""
         net.eval()
-        ranks = []
-        for prompts in _split_prompts(len(users)):
-            batch = self._make_prompts(seq, users[prompts], positions[prompts])
-            assert batch.target is not None
-            hidden = gather_masked_items(seq, users[prompts], positions[prompts])
-            ranks.append(rank_of_target_np(net.score_items(batch.item).numpy(), batch.target.numpy(), hidden))
-        return float(compute_per_event("ndcg@10", np.concatenate(ranks)).mean()) if ranks else 0.0
+
+        def score(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            return net.score_items(self._make_prompts(seq, users, positions).item).numpy()
+
+        return compute_ndcg(score, seq, users, positions, len(self._empty_sids))
 
     def _make_prompts(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SampleBatch:
         return make_prompt_batch(
             seq, self._empty_sids, users, positions, history=self._history, stage="sasrec"
         )
 
-    def _build_network(self, dropout: float) -> SasRecNet:
-        """Create a network with weights drawn from the seed; the state of torch's global generator does not change."""
+    def _build_network(self, dropout: float, widths: int) -> SasRecNet:
+        """Create a network of a multiple of `width` with weights drawn from the seed; torch's generator does not change."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))
-            net = SasRecNet(len(self._empty_sids), options.width, options.layers, options.heads, dropout)
+            net = SasRecNet(
+                len(self._empty_sids), widths * options.width, options.layers, options.heads, dropout
+            )
         return net.eval()
 
     def _describe_loss(self) -> str:
@@ -189,8 +189,3 @@ class SasRec:
         if not self._samples_negatives:
             return f"softmax over all {len(self._empty_sids)} items"
         return f"softmax over {self._options.negatives} shared uniform negatives of {len(self._empty_sids)} items"
-
-
-def _split_prompts(prompts: int) -> Iterator[slice]:
-    """Yield the slices of chunks of prompts."""
-    return (slice(start, start + _CHUNK_PROMPTS) for start in range(0, prompts, _CHUNK_PROMPTS))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self
 
 from pydantic import Field, create_model
@@ -104,7 +105,7 @@ class _BaselineRegistry(PluginRegistry[BaselineSpec]):
 BASELINES = _BaselineRegistry(
     "baseline",
     BaselineSpec,
-    "nonet.models.baselines",
+    "nonet.models.baselines.kinds",
     contract={"build": Baseline},
     page="docs/how-to/baselines.md",
 )
@@ -122,6 +123,14 @@ class BaselineOptions(Replaceable):
     def title(self) -> str:
         """The name in results, such as "sasrec", or "Nearest" for mine.py:Nearest."""
         return self.name or str(self.use).rpartition(":")[2]
+
+
+def require_implicit(items: pa.Table, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the library implicit is not installed; the arguments are those of `BaselineSpec.check_items`."""
+    if find_spec("implicit") is None:
+        raise ConfigError(
+            f"evaluate.baselines: {options['use']} needs implicit: pip install 'nonet[baselines]'"
+        )
 
 
 def make_baseline(

@@ -9,9 +9,9 @@ import pytest
 from nonet.errors import DataError
 from nonet.models.baselines import _attribute_counter as module
 from nonet.models.baselines._attribute_counter import AttributeCounter, _Cells, _Ranking
-from nonet.models.baselines.attribute_counter import SPEC, AttributeCounterOptions
-from nonet.models.baselines.popularity import Popularity
-from nonet.models.baselines.transition_counter import TransitionCounter
+from nonet.models.baselines.kinds.attribute_counter import SPEC, AttributeCounterOptions
+from nonet.models.baselines.kinds.popularity import Popularity
+from nonet.models.baselines.kinds.transition_counter import TransitionCounter
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts, locate_events
 from nonet.samples.sequences import TEST, TRAIN, VALID, Sequences, build_sequences

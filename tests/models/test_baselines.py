@@ -5,8 +5,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from nonet.models.baselines.popularity import Popularity
-from nonet.models.baselines.transition_counter import TransitionCounter
+from nonet.models.baselines.kinds.popularity import Popularity
+from nonet.models.baselines.kinds.transition_counter import TransitionCounter
 from nonet.models.ranking.metrics import make_tie_order, rank_of_target_np, summarise
 from nonet.samples.batches.prompt_rows import gather_masked_items, list_prompts
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID, Sequences, build_sequences

@@ -90,7 +90,17 @@ def test_what_is_wrong_with_a_baseline_is_one_line(folder, baselines, said):
 
 
 def test_what_comes_with_nonet_is_found_by_name():
-    assert BASELINES.list_shipped() == ["attribute_counter", "popularity", "sasrec", "transition_counter"]
+    assert BASELINES.list_shipped() == [
+        "attribute_counter",
+        "ease",
+        "ials",
+        "item_knn",
+        "popularity",
+        "recent_popularity",
+        "sasrec",
+        "transition_counter",
+        "v_sknn",
+    ]
     assert [name for name in BASELINES.list_shipped() if BASELINES.get(name).quick] == [
         "popularity",
         "transition_counter",

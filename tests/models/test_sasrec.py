@@ -85,9 +85,19 @@ def test_trials_go_through_the_short_list_and_validation_picks_one(monkeypatch):
     judged = iter([0.1, 0.4, 0.2])
     monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", lambda *_: next(judged))
     fitted = made(epochs=1, trials=3).fit(walk())
-    lr, dropout = training.TRIALS[1]
+    lr, dropout, _ = training.TRIALS[1]
     assert fitted.trained["trials"] == fitted.trained["epochs"] == 3
     assert f"learning rate {lr:g}, dropout {dropout:g}" in fitted.trained["best"]
+
+
+def test_a_wider_trial_that_validation_prefers_is_the_one_that_ranks(monkeypatch):
+    judged = iter([*[0.1] * 6, 0.4, 0.2])
+    monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", lambda *_: next(judged))
+    seq = walk()
+    fitted = made(epochs=1, trials=8).fit(seq)
+    assert f"width {2 * SMALL['width']}" in fitted.trained["best"]
+    assert fitted._net.item.weight.shape[1] == 2 * SMALL["width"]
+    assert np.isfinite(fitted.scores(seq, np.array([0]), np.array([3]))).all()
 
 
 def test_without_validation_events_it_trains_to_its_last_epoch():

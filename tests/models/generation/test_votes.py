@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.models.baselines.transition_counter import TransitionCounter
+from nonet.models.baselines.kinds.transition_counter import TransitionCounter
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import VoteCounter, VoteOptions, Voters
 from nonet.random import rng

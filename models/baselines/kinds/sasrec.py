@@ -10,8 +10,17 @@ from nonet.models.baselines.base import BaselineSpec
 from nonet.options import Count, Positive, StrictModel
 
 FULL_SOFTMAX = 5000  # Up to this number of items, the softmax is over all of them.
-# Learning rate and dropout of each trial, best guess first.
-TRIALS = ((2e-3, 0.3), (1e-3, 0.3), (2e-3, 0.5), (1e-3, 0.5), (4e-3, 0.5), (5e-4, 0.2))
+# Learning rate, dropout and multiple of `width` of each trial, best guess first.
+TRIALS = (
+    (2e-3, 0.3, 1),
+    (1e-3, 0.3, 1),
+    (2e-3, 0.5, 1),
+    (1e-3, 0.5, 1),
+    (4e-3, 0.5, 1),
+    (5e-4, 0.2, 1),
+    (1e-3, 0.5, 2),
+    (1e-3, 0.3, 2),
+)
 
 
 class SasRecOptions(StrictModel):
@@ -29,7 +38,7 @@ class SasRecOptions(StrictModel):
         Field(
             ge=1,
             le=len(TRIALS),
-            description="number of pairs of learning rate and dropout that are tried; validation selects one",
+            description="number of settings of learning rate, dropout and width that are tried; validation selects one",
         ),
     ] = 1
     width: Positive = 64

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nonet.models.baselines.base import BaselineSpec, SparseVotes
-from nonet.models.baselines.popularity import Popularity
+from nonet.models.baselines.kinds.popularity import Popularity
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import count_visible_events, locate_events
 from nonet.samples.sequences import TRAIN, CountOptions, PairCounter, Transitions
@@ -44,9 +44,14 @@ class TransitionCounter:
 
     def __init__(self, n_items: int, *, transitions: Callable[[], Transitions] | None = None):
         self._load_transitions = transitions
-        self.popularity = np.zeros(n_items)
+        self._popularity = Popularity(n_items)
         self._row = np.zeros(n_items + 1, np.int64)
         self._item, self._count = np.empty(0, np.int64), np.empty(0)
+
+    @property
+    def popularity(self) -> np.ndarray:
+        """Number of events of each item [I] in the fitted splits."""
+        return self._popularity.popularity
 
     def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> TransitionCounter:
         """Count the pairs of events in the given splits, and return the baseline itself.
@@ -55,7 +60,7 @@ class TransitionCounter:
         transitions are used if they were counted with the same options.
         """
         n_items = len(self.popularity)
-        self.popularity = Popularity(n_items).fit(seq, splits).popularity
+        self._popularity.fit(seq, splits)
         if len(seq.item) > _MAX_COMPLETE_EVENTS:
             table = self._count_transitions(seq, splits)
             self._row, self._item, self._count = table.row, table.item, table.count
@@ -96,7 +101,7 @@ class TransitionCounter:
             np.repeat(prompt, lengths) * len(self.popularity) + self._item[transition], return_inverse=True
         )
         weight = np.bincount(cell_index, weights=vote * np.repeat(_DECAY**age, lengths), minlength=len(cell))
-        prior = _PRIOR * self.popularity / max(self.popularity.max(initial=0), 1)
+        prior = self._popularity.make_prior(_PRIOR)
         return SparseVotes(prior, cell // len(self.popularity), cell % len(self.popularity), weight)
 
 

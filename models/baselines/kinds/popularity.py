@@ -33,6 +33,10 @@ class Popularity:
             self.popularity += np.bincount(part.item[is_counted], minlength=len(self.popularity))
         return self
 
+    def make_prior(self, weight: float) -> np.ndarray:
+        """Return the popularity [I] scaled to a maximum of `weight`, as the prior of votes."""
+        return weight * self.popularity / max(self.popularity.max(initial=0), 1)
+
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Return votes without cells: no prompt has items of its own."""
         empty = np.empty(0, np.int64)
