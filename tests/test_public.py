@@ -58,6 +58,7 @@ ROOMS = {
         "hf",
         "tokenizer/kinds",
         "tokenizer",
+        "baselines/kinds",
         "baselines",
         "inference",
     ),

@@ -35,7 +35,7 @@ from nonet.controller.setup import (
     make_rollout_options,
 )
 from nonet.errors import ConfigError, NonetError, PlacementError
-from nonet.models.baselines import BASELINES
+from nonet.models.baselines.kinds import BASELINES
 from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.kinds import get_gang_roles

@@ -26,7 +26,7 @@ from nonet.controller.setup.from_run import find_warm_start
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import make_baseline_options, make_stage_setups
 from nonet.errors import ConfigError, DataError
-from nonet.models.baselines import BASELINES
+from nonet.models.baselines.kinds import BASELINES
 from nonet.models.tokenizer import check_signals, check_tokenizer
 from nonet.rl.rewards import describe_missing_column
 from nonet.samples.batches.graphs import read_edges

@@ -20,7 +20,7 @@ from nonet.controller.record import Checkpoints
 from nonet.controller.setup import make_baseline_options
 from nonet.deploy.opened import OpenedRun, PreparedQuestion, RequestFeatures
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.baselines import BASELINES, Popularity, make_baseline
+from nonet.models.baselines.kinds import BASELINES, Popularity, make_baseline
 from nonet.models.generation import Corpus, select_top_items
 from nonet.models.inference import Answer, EventHistory, InferenceEngine
 from nonet.models.ranking import make_tie_order

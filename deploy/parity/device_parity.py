@@ -23,7 +23,7 @@ from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_s
 from nonet.deploy.parity.compare import ParityResult, compare, get_limits
 from nonet.deploy.run import ScenarioFile
 from nonet.errors import ConfigError, PlacementError
-from nonet.models.baselines import Popularity
+from nonet.models.baselines.kinds import Popularity
 from nonet.models.generation import Corpus
 from nonet.models.ranking import make_tie_order, select_event_metrics
 from nonet.samples.batches import list_prompts

@@ -1,4 +1,4 @@
-"""The baselines that a recommender is compared with: popularity, a counter of transitions, and SASRec."""
+"""The baselines that a recommender is compared with: what they compute, and how those of users are checked."""
 
 import lazy_loader
 

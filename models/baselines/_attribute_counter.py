@@ -18,10 +18,8 @@ from itertools import product
 import numpy as np
 import pyarrow as pa
 
-from nonet.models.baselines.base import SparseVotes
-from nonet.models.baselines.histories import draw_validation_events
-from nonet.models.baselines.kinds.popularity import Popularity
-from nonet.models.baselines.kinds.transition_counter import score_all_items
+from nonet.models.baselines._histories import draw_validation_events
+from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items
 from nonet.models.generation import ItemSignals, VoteCounter, VoteOptions, find_best
 from nonet.models.tokenizer import compute_signals, list_word_columns
 from nonet.samples.batches import gather_masked_items, locate_events

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nonet.models.baselines.histories import (
+from nonet.models.baselines._histories import (
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,

@@ -20,15 +20,13 @@ from implicit.utils import ParameterWarning
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
-from nonet.models.baselines.base import SparseVotes
-from nonet.models.baselines.histories import (
+from nonet.models.baselines._histories import (
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,
     list_user_items,
 )
-from nonet.models.baselines.kinds.popularity import Popularity
-from nonet.models.baselines.kinds.transition_counter import score_all_items
+from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items
 from nonet.ranges import expand_ranges
 from nonet.samples.sequences import TRAIN, Sequences
 

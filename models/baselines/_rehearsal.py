@@ -14,7 +14,7 @@ import numpy as np
 from nonet.errors import DataError
 
 if TYPE_CHECKING:
-    from nonet.models.baselines.base import Baseline
+    from nonet.models.baselines.kinds import Baseline
     from nonet.samples.sequences import Sequences
 
 # Shapes: P prompts, I items.

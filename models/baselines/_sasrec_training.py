@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.models.baselines._histories import compute_ndcg, split_prompts
 from nonet.models.baselines._sasrec import SasRecNet
-from nonet.models.baselines.histories import compute_ndcg, split_prompts
-from nonet.models.baselines.kinds.sasrec import FULL_SOFTMAX, TRIALS, SasRecOptions
+from nonet.models.baselines.kinds import FULL_SOFTMAX, TRIALS, SasRecOptions
 from nonet.random import hash_words, rng
 from nonet.samples.batches import list_prompts, make_prompt_batch, make_training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences

@@ -19,7 +19,7 @@ from .models import MODELS as MODELS
 from .models import ModelContext as ModelContext
 from .models import ModelSize as ModelSize
 from .models import ModelSpec as ModelSpec
-from .models.baselines import BaselineSpec as BaselineSpec
+from .models.baselines.kinds import BaselineSpec as BaselineSpec
 from .models.ranking.kinds import MISSED as MISSED
 from .models.ranking.kinds import EventMetric as EventMetric
 from .models.ranking.kinds import ListCatalogue as ListCatalogue

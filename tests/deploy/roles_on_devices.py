@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     from nonet.controller.setup.run_files import make_data_setup
     from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
     from nonet.deploy.parity.compare import compare, get_limits
-    from nonet.models.baselines import Popularity
+    from nonet.models.baselines.kinds import Popularity
     from nonet.models.generation.corpus import Corpus
     from nonet.models.ranking.metrics import make_tie_order
     from nonet.samples.batches.prompt_rows import list_prompts

@@ -10,19 +10,19 @@ import pytest
 from test_attribute_counter import ITEMS, make_items, make_log, rank
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.baselines import base, make_baseline
 from nonet.models.baselines._ease import Ease, _count_pairs
-from nonet.models.baselines.base import BASELINES
-from nonet.models.baselines.histories import (
+from nonet.models.baselines._histories import (
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,
     list_user_items,
 )
+from nonet.models.baselines._recent_popularity import RecentPopularity
+from nonet.models.baselines._v_sknn import VSknn
+from nonet.models.baselines.kinds import base, make_baseline
 from nonet.models.baselines.kinds import ease as ease_keys
+from nonet.models.baselines.kinds.base import BASELINES
 from nonet.models.baselines.kinds.popularity import Popularity
-from nonet.models.baselines.kinds.recent_popularity import RecentPopularity
-from nonet.models.baselines.kinds.v_sknn import VSknn
 from nonet.samples.batches import list_prompts
 from nonet.samples.sequences import TEST, TRAIN, VALID, Sequences, build_sequences
 
@@ -68,9 +68,9 @@ def test_ease_is_the_closed_form():
 @pytest.mark.parametrize("idf", [False, True])
 @pytest.mark.parametrize("most_recent", [7, 1000])
 def test_v_sknn_votes_as_its_formula_says(monkeypatch: pytest.MonkeyPatch, idf: bool, most_recent: int):
-    monkeypatch.setattr("nonet.models.baselines.kinds.v_sknn._IDFS", (idf,))
-    monkeypatch.setattr("nonet.models.baselines.kinds.v_sknn._MAX_SESSIONS", most_recent)
-    monkeypatch.setattr("nonet.models.baselines.kinds.v_sknn._CHUNK_PROMPTS", 3)
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._IDFS", (idf,))
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._MAX_SESSIONS", most_recent)
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._CHUNK_PROMPTS", 3)
     draw = np.random.default_rng(5)
     log = pa.table(
         {

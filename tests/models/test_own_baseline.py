@@ -10,7 +10,7 @@ from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines import rehearse
-from nonet.models.baselines.base import BASELINES, make_baseline
+from nonet.models.baselines.kinds.base import BASELINES, make_baseline
 from nonet.plugins import PluginFiles
 from nonet.samples.sequences.sequences import build_sequences
 

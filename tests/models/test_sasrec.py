@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nonet.models.baselines import _sasrec_training as training
-from nonet.models.baselines import make_baseline
 from nonet.models.baselines._sasrec import SasRecNet
+from nonet.models.baselines.kinds import make_baseline
 from nonet.models.ranking.metrics import compute_per_event, rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_masked_items, list_prompts
 from nonet.samples.sequences.sequences import TEST, VALID, build_sequences

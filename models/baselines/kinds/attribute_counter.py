@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from nonet.models.baselines.base import BaselineSpec
+from nonet.models.baselines.kinds.base import BaselineSpec
 from nonet.models.tokenizer import check_signals
 from nonet.options import StrictModel
 

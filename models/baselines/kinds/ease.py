@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from nonet.errors import DataError
-from nonet.models.baselines.base import BaselineSpec
+from nonet.models.baselines.kinds.base import BaselineSpec
 from nonet.options import StrictModel
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nonet.models.baselines.base import BaselineSpec, require_implicit
+from nonet.models.baselines.kinds.base import BaselineSpec, require_implicit
 from nonet.options import Positive, StrictModel
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nonet.models.baselines.base import BaselineSpec, SparseVotes
+from nonet.models.baselines.kinds.base import BaselineSpec, SparseVotes
 from nonet.samples.sequences import TRAIN
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from nonet.models.baselines.base import BaselineSpec
+from nonet.models.baselines.kinds.base import BaselineSpec
 from nonet.options import Count, Positive, StrictModel
 
 FULL_SOFTMAX = 5000  # Up to this number of items, the softmax is over all of them.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nonet.models.baselines.base import BaselineSpec, SparseVotes
+from nonet.models.baselines.kinds.base import BaselineSpec, SparseVotes
 from nonet.models.baselines.kinds.popularity import Popularity
 from nonet.ranges import expand_ranges
 from nonet.samples.batches import count_visible_events, locate_events

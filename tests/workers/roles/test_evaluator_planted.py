@@ -11,7 +11,7 @@ import torch
 from ring_world import Ring
 
 from nonet.errors import DataError
-from nonet.models.baselines import BaselineOptions
+from nonet.models.baselines.kinds import BaselineOptions
 from nonet.models.generation.beams import Beams
 from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_seen_items, list_prompts, locate_events

@@ -21,7 +21,8 @@ import numpy as np
 
 from nonet.atomic import write_arrays
 from nonet.models import MODELS
-from nonet.models.baselines import SparseVotes, check_scores
+from nonet.models.baselines import check_scores
+from nonet.models.baselines.kinds import SparseVotes
 from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, read_test_ranks
 from nonet.samples.sequences import Sequences

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from nonet.models.baselines import BASELINES, Baseline, make_baseline, rehearse
+from nonet.models.baselines import rehearse
+from nonet.models.baselines.kinds import BASELINES, Baseline, make_baseline
 from nonet.samples.sequences import Sequences, Transitions
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_serializer, field_validator, model_validator
 
-from nonet.models.baselines import BaselineOptions
+from nonet.models.baselines.kinds import BaselineOptions
 from nonet.options import Positive, StrictModel
 from nonet.plugins import LocatedName, parse_file
 from nonet.replaceable import get_files

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nonet.models import NATS
-from nonet.models.baselines import Popularity, SparseVotes
+from nonet.models.baselines.kinds import Popularity, SparseVotes
 from nonet.models.generation import Corpus, Recommender, select_top_items
 from nonet.models.ranking import (
     MISSED,
