@@ -31,7 +31,6 @@ from nonet.controller.stages import (
     train_control,
     try_rewards,
 )
-from nonet.errors import WorkerLost
 from nonet.storage import read_address
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
@@ -248,15 +247,12 @@ class Pipeline:
         while self._pending_results and (wait or self._pending_results[0][1].done()):
             subject, future, began = self._pending_results.pop(0)
             result = future.get(self.session.deadlines.evaluate)
-            self.session.checkpoint_log.store_changes()  # the ranks, which the evaluator has written
             if "fitting" in result:  # a baseline is fitted in parts, so that validations wait for one part
                 self._pending_results.append(
                     (subject, self.session.evaluator.evaluate_baseline(subject), began)
                 )
                 continue
-            has_ranks = (self.session.run.results / f"{subject}.npz").exists()
-            if not has_ranks and (dead := self.session.groups.binding.list_dead_workers()):
-                raise WorkerLost(f"the ranks of {subject} were lost with {', '.join(dead)}")
+            self.session.require_stored(self.session.run.results / f"{subject}.npz")
             self.session.run.write_json(f"results/{subject}.json", result)
             self._add_seconds(f"evaluate {subject}", time.time() - began)
             self._show(subject, result)

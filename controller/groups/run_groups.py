@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from nonet.controller.groups.binding import RESTARTS, GroupBinding
 from nonet.controller.groups.handles import RolloutHandle, TrainerHandle, join_training_groups
@@ -34,14 +34,13 @@ from nonet.controller.setup import (
     make_role_specs,
     make_rollout_options,
 )
-from nonet.errors import ConfigError, NonetError, PlacementError
+from nonet.deadlines import suggest_longer_deadline
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
 from nonet.models.baselines.kinds import BASELINES
 from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.kinds import get_gang_roles
-from nonet.workers.runtime import ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
-
-_COLLECT_TIMEOUT_S = 300.0  # for the uploads of one node
+from nonet.workers.runtime import PING_S, ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,7 @@ class RunGroups:
         self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
         self._run = run
         self._collected_counts: dict[Any, int] = {}  # files that `collect_files` has returned, by actor
+        self._collecting: dict[Any, Any] = {}  # its calls that have no answer yet, by actor
         self._watchdog = Watchdog(run.path, self.hosts)
         self._attach_watchdog()
         self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
@@ -270,35 +270,50 @@ class RunGroups:
     def collect_files(self) -> list[tuple[str, FileEntry]]:
         """Return the results and artifacts of a stored run that workers on other nodes have stored since the last call.
 
-        Workers that do not answer have none; theirs are returned by a later call.
+        A worker that does not answer within seconds is not waited for; a later call returns its answer.
         """
         folder, collected = str(self._run.path), list[tuple[str, FileEntry]]()
-        calls = [
-            (actor, actor.list_put.remote(folder, self._collected_counts.get(actor, 0)))
-            for actor in self._list_remote_actors()
-        ]
-        for actor, call in calls:
-            with contextlib.suppress(RayError):  # a lost worker is reported by the calls of its roles
-                entries = ray.get(call, timeout=_COLLECT_TIMEOUT_S)
+        for actor in self._list_remote_actors():
+            if actor not in self._collecting:
+                self._collecting[actor] = actor.list_put.remote(folder, self._collected_counts.get(actor, 0))
+        calls = list(self._collecting.values())
+        answered = ray.wait(calls, num_returns=len(calls), timeout=PING_S)[0] if calls else []
+        for actor in [actor for actor, call in self._collecting.items() if call in answered]:
+            # A lost worker is reported by the calls of its roles, and by `Session.require_stored`.
+            with contextlib.suppress(RayError):
+                entries = ray.get(self._collecting.pop(actor))
                 self._collected_counts[actor] = self._collected_counts.get(actor, 0) + len(entries)
                 collected += entries
         return collected
 
     def refresh_copies(self) -> None:
-        """Make the local copies of a stored run on other nodes equal to the stored run, from which results were deleted."""
+        """Make the local copies of a stored run on other nodes equal to the stored run, from which results were deleted.
+
+        Raises:
+            WorkerLost: A worker died.
+            DeadlineExceeded: A worker did not answer.
+        """
         folder, copy = str(self._run.path), find_copy(self._run.path)
         if isinstance(copy, RunCopy):
             generation = copy.raise_generation()
             for hosts in list(self.hosts.values()):
                 hosts.begin_generation(folder, generation)
-        ray.get([actor.refresh_copy.remote(folder) for actor in self._list_remote_actors(one_per_node=True)])
+        calls = [actor.refresh_copy.remote(folder) for actor in self._list_remote_actors()]
+        try:
+            ray.get(calls, timeout=self.deadlines.open)
+        except GetTimeoutError:
+            raise DeadlineExceeded(
+                f"a worker did not fetch the run's files within {float(self.deadlines.open):g} s"
+                f"{suggest_longer_deadline(self.deadlines.open)}"
+            ) from None
+        except RayActorError as error:
+            raise WorkerLost(f"a worker died while it fetched the run's files: {error}") from error
 
-    def _list_remote_actors(self, *, one_per_node: bool = False) -> list[Any]:
-        """Return the actors on other nodes, or one of every other node."""
+    def _list_remote_actors(self) -> list[Any]:
+        """Return the actors on other nodes."""
         own_node = ray.get_runtime_context().get_node_id()[:8]
         ready = [entry for hosts in list(self.hosts.values()) for entry in hosts.list_ready_actors()]
-        remote = [(node, actor) for node, actor in ready if node != own_node]
-        return list(dict(remote).values()) if one_per_node else [actor for _, actor in remote]
+        return [actor for node, actor in ready if node != own_node]
 
     def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
         """Check that the workers of new groups reach the run's folder, unless the run is stored; if not, stop all processes.

@@ -194,6 +194,10 @@ class CheckpointLog:
         if self._writer:
             self._writer.commit_or_wait()
 
+    def has_file(self, path: Path) -> bool:
+        """Return whether the run has a file or folder, in object storage also on other nodes."""
+        return self._writer.has(path) if self._writer else path.exists()
+
     def check_writer(self) -> str:
         """Return a warning about the object storage of the run, "" without one.
 
@@ -233,7 +237,7 @@ class CheckpointLog:
         path, manifest = self.checkpoints.mark_stage_end(selected_step)
         self.write_record(ended=manifest.step, stage=stage.name)
         self.checkpoints.delete_after(manifest.step)
-        self.newest, self._open_step, self.kept_steps = (path, manifest), None, frozenset()
+        self.newest, self._open_step, self._kept_steps = (path, manifest), None, frozenset()
         self._stage_ends[stage.name] = path
         self.store_changes()
         return path, manifest

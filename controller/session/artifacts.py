@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nonet.controller.plan import Plan
+from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, check_validation_interval
 from nonet.controller.setup import find_warm_start, make_data_setup, make_stage_setups
 from nonet.deadlines import Deadline
@@ -44,10 +45,17 @@ def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
             session.deadlines.tokenise,
             session.add_note,
         )
-    session.checkpoint_log.store_changes()
+    for artifact_folder in list_artifact_folders(session.run, facts):
+        session.require_stored(artifact_folder)
     if warm_start is not None:
         facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
+
+
+def list_artifact_folders(run: RunFolder, facts: Mapping[str, Any]) -> list[Path]:
+    """Return the folders of the artifacts that are the run's own."""
+    folders = (Path(artifact["path"]) for artifact in facts["artifacts"].values())
+    return [folder for folder in folders if folder.is_relative_to(run.path)]
 
 
 def list_artifact_hashes(facts: Mapping[str, Any]) -> dict[str, str]:

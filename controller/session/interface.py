@@ -64,6 +64,10 @@ class RunningSession(Protocol):
         """Load a checkpoint into the trainers and shards."""
         ...
 
+    def require_stored(self, path: Path) -> None:
+        """Commit a file or folder that a worker has made."""
+        ...
+
     def change_groups(
         self,
         stage: str,

@@ -46,7 +46,7 @@ from nonet.controller.scenario import (
     load_scenario,
     restore_values,
 )
-from nonet.controller.session.artifacts import make_artifacts, make_run_stages
+from nonet.controller.session.artifacts import list_artifact_folders, make_artifacts, make_run_stages
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.scaling import WorkerScaling, write_plan
@@ -165,7 +165,8 @@ class Session:
                 self.seconds[phase] = time.time() - began
                 self.trace.add(CONTROLLER, phase, began, time.time())
         except BaseException:
-            self.close()
+            self._note_dead_workers()
+            self.close(at_once=bool(self.dead_workers))
             raise
         return self
 
@@ -176,9 +177,14 @@ class Session:
                 self.checkpoint_writer.finish(wait=True)
                 ended_well = True
         finally:
-            if not ended_well and hasattr(self, "groups"):
-                self.dead_workers = self.groups.binding.list_dead_workers()
+            if not ended_well:
+                self._note_dead_workers()
             self.close(at_once=bool(self.dead_workers))
+
+    def _note_dead_workers(self) -> None:
+        """Remember which workers have died, for `describe_loss`."""
+        if hasattr(self, "groups"):
+            self.dead_workers = self.groups.binding.list_dead_workers()
 
     def bind(self) -> None:
         """Write the folder of the run, plan on the live cluster, and start the processes of the stage to begin with."""
@@ -255,10 +261,22 @@ class Session:
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
+    def require_stored(self, path: Path) -> None:
+        """Commit a file or folder that a worker has made, before a result counts that stands for it.
+
+        Raises:
+            WorkerLost: A run in object storage does not have it, and workers have died: with them, what they could not tell.
+        """
+        self.checkpoint_log.store_changes()
+        if not self.checkpoint_log.has_file(path) and (dead := self.groups.binding.list_dead_workers()):
+            raise WorkerLost(f"{path.relative_to(self.run.path)} was lost with {', '.join(dead)}")
+
     def tokenise(self) -> dict[str, Any]:
         """Make the sequences, semantic ids and catalogue unless the run has them, and return the facts about them."""
         facts = self.run.read_facts()
-        if facts is None:
+        if facts is None or not all(
+            map(self.checkpoint_log.has_file, list_artifact_folders(self.run, facts))
+        ):
             facts = make_artifacts(self, self.folder)
         ReadingFacts.from_scenario(self.scenario).store(self.run, facts)
         self.facts: dict[str, Any] = facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nonet.atomic import make_folder
 from nonet.controller.record import Manifest, ValidationRecord, make_unselected_name
@@ -19,7 +19,7 @@ from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.errors import CheckpointError
 from nonet.storage import fetch, remove
-from nonet.workers.roles import StageSetup
+from nonet.workers.roles import StageSetup, make_ranks_name
 
 if TYPE_CHECKING:
     from nonet.controller.session.interface import RunningSession
@@ -85,20 +85,57 @@ def begin_validation(session: RunningSession, *, resumed: bool) -> StageValidati
     if not hasattr(evaluator, "validate"):
         return None
     record = ValidationRecord(session.run, stage.name)
-    if not resumed:
+    if resumed:
+        _forget_lost_validations(session, record)
+    else:
         record.cut(step=0)
     validation = StageValidation(
         stage,
         rule,
         rule.list_validation_steps(stage.steps, stage.epochs),
         record,
-        validate=lambda name, folder: session.evaluator.validate(name, folder),
+        validate=lambda name, folder: _StoredValidation(session, name, folder),
         find_checkpoint=session.checkpoint_log.find_at_step,
         deadline=session.deadlines.evaluate,
         compare=evaluator.compare_validated if hasattr(evaluator, "compare_validated") else None,
     )
     validation.begin(find_stage_start(session, stage.name))
     return validation
+
+
+class _StoredValidation:
+    """The future of a validation, whose result counts once the run has the ranks."""
+
+    def __init__(self, session: RunningSession, stage: str, folder: str):
+        self._future = session.evaluator.validate(stage, folder)
+        self._session, self._file = session, session.run.results / make_ranks_name(stage, Path(folder).name)
+
+    def done(self) -> bool:
+        """Return whether the evaluator has answered."""
+        return self._future.done()
+
+    def get(self, timeout_s: float) -> Any:
+        """Wait for the result (`GroupFuture.get`). Raises WorkerLost if the ranks were lost with a worker."""
+        result = self._future.get(timeout_s)
+        self._session.require_stored(self._file)
+        return result
+
+
+def _forget_lost_validations(session: RunningSession, record: ValidationRecord) -> None:
+    """Forget results whose ranks the run has lost, and all later ones, if it has their checkpoints to validate them again."""
+    log, stage = session.checkpoint_log, session.stage
+
+    def is_lost(checkpoint: Path) -> bool:
+        return not log.has_file(session.run.results / make_ranks_name(stage.name, checkpoint.name))
+
+    steps, lost_step = [entry["step"] for entry in record.history], None
+    for step in reversed(steps):
+        checkpoint = log.find_at_step(stage.first + step)
+        if checkpoint is None:
+            break
+        lost_step = step if is_lost(checkpoint) else lost_step
+    start = find_stage_start(session, stage.name)
+    record.forget(lost_step, start=start is not None and is_lost(start))
 
 
 def recompute_rewards(session: RunningSession) -> None:

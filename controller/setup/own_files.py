@@ -1,9 +1,9 @@
 """The user's own files of a scenario: every `file.py` that a `use:` names is copied into the run, which uses only the copies.
 
 Such a file may import modules beside it, or open files relative to `__file__`. The modules and packages that it imports, and the
-files and folders that its texts name, are therefore copied too, to the same places beside the copy; of folders, those of up to
-16 MiB and 500 files, because a text may be the name of a folder of data by chance. Nothing else is copied: what lies beside code
-may be data or secrets, and a run may be shared.
+files and folders that its texts name, are therefore copied too, to the same places beside the copy; of folders that are named,
+those of up to 16 MiB and 500 files, because a text may be the name of a folder of data by chance. Nothing else is copied: what
+lies beside code may be data or secrets, and a run may be shared.
 
 `sources.json` lists the copies, {"use", "copy", "sha256"} for each; "use" is null for a file that is only beside another.
 The originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
@@ -13,6 +13,7 @@ The originals may be edited or deleted during a run and before it is resumed; a 
 from __future__ import annotations
 
 import ast
+import glob
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -32,6 +33,8 @@ from nonet.run_code import CodePart, list_references, read_copy_records
 from nonet.trust import approve_parts
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied because a text names it
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_VALUE_IN_TEXT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdifgrx]|\{[^{}]*\}")  # in a text that % or format fills
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
 _KEY_SEARCH_BYTES = 64 << 10  # at the beginning of a file, in which a private key is looked for
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
@@ -133,9 +136,10 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
         file: The file that a `use:` names.
         excluded: Absolute paths of files and folders that are not copied.
     """
-    found = {file.resolve()}
-    _collect_named_files(file.resolve(), file.resolve().parent, frozenset(excluded), found)
-    return sorted(file.parent / path.relative_to(file.resolve().parent) for path in found - {file.resolve()})
+    origin = file.resolve()
+    found = {origin}
+    _collect_files(origin, origin.parent, frozenset(excluded), found)
+    return sorted(file.parent / path.relative_to(origin.parent) for path in found - {origin})
 
 
 def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
@@ -182,36 +186,47 @@ def is_private_key(file: Path) -> bool:
     )  # a text in UTF-16 has a zero in each character
 
 
-def _collect_named_files(file: Path, root: Path, excluded: Collection[Path], found: set[Path]) -> None:
+def _collect_files(file: Path, root: Path, excluded: Collection[Path], found: set[Path]) -> None:
     """Add to `found` the files below `root` that a file imports or names, and those that the modules among them do.
 
     Args:
         file: A Python file.
         root: The folder of the first file.
         excluded: Absolute paths of files and folders that are not copied.
-        found: The files found so far.
+        found: The files found so far, by their places; a place may be a link.
     """
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):  # the import of the file reports it
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):  # the import of the file reports it
         return
+    # A module is looked for beside the file that imports it, and beside the first one, whose folder is on the path.
+    folders = tuple(dict.fromkeys((file.parent, root)))
+    places = [
+        place for name in _list_imports(tree) for folder in folders for place in _find_module(folder, name)
+    ]
     for pattern in _list_named_patterns(tree):
-        # A module is looked for beside the file that imports it, and beside the first one, whose folder is on the path.
-        for folder in dict.fromkeys((file.parent, root)):
-            for path in _find_files(folder, pattern):
-                resolved = path.resolve()
-                is_excluded = any(resolved.is_relative_to(each) for each in excluded)
-                if resolved in found or is_excluded or not resolved.is_relative_to(root):
-                    continue
-                if is_private_key(resolved):
-                    continue
-                found.add(resolved)
-                if resolved.suffix == ".py":
-                    _collect_named_files(resolved, root, excluded, found)
+        for folder in folders:
+            places += _find_module(folder, pattern.partition(".")[0]) if _is_module(folder, pattern) else ()
+            places += _find_files(folder, file, pattern)
+    for place in places:
+        target = place.resolve()
+        is_excluded = any(target.is_relative_to(each) for each in excluded)
+        if place in found or is_excluded or not place.is_relative_to(root) or not _may_leave(target, root):
+            continue
+        found.add(place)
+        if place.suffix == ".py":
+            _collect_files(place, root, excluded, found)
 
 
-def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that a program imports, and its texts, as paths; a value within a text is *."""
+def _may_leave(file: Path, root: Path) -> bool:
+    """Return whether a file may be copied: it is below a folder, not hidden there, and no private key."""
+    if not file.is_relative_to(root) or is_private_key(file):
+        return False
+    return not any(part.startswith(".") or part in _SKIPPED_NAMES for part in file.relative_to(root).parts)
+
+
+def _list_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of the modules and packages that a program imports, without what follows a dot."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -220,27 +235,90 @@ def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
                 yield node.module.partition(".")[0]
             if node.level:
                 yield from (alias.name for alias in node.names)
+
+
+def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a program that may name files, as paths; a value within a text is *.
+
+    Texts that are keys, that others are compared with, or that stand alone, such as docstrings, name no files.
+    """
+    silent, parts = set[ast.AST](), set[ast.AST]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            silent |= {node.left, *node.comparators}
+        elif isinstance(node, ast.Dict):
+            silent |= {key for key in node.keys if key is not None}
+        elif isinstance(node, ast.Subscript):
+            silent.add(node.slice)
+        elif isinstance(node, ast.Expr):
+            silent.add(node.value)
         elif isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts |= set(node.values)
+        elif isinstance(node, ast.BinOp) and node not in parts and (steps := _list_steps(node)):
+            parts |= {*steps, *(step for step in ast.walk(node) if isinstance(step, ast.BinOp))}
+            yield "/".join(str(step.value) for step in steps)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
+            yield from _list_filled(text)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in silent | parts:
             yield node.value
+            yield from _list_filled(_VALUE_IN_TEXT.sub("*", node.value))
 
 
-def _find_files(folder: Path, pattern: str) -> Iterator[Path]:
+def _list_steps(node: ast.expr) -> list[ast.Constant]:
+    """Return the texts that `folder / "a" / "b.txt"` goes down by, up to the first value that is no text."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return []
+    before, step = _list_steps(node.left), node.right
+    is_whole = not isinstance(node.left, ast.BinOp) or (before and before[-1] is node.left.right)
+    is_text = isinstance(step, ast.Constant) and isinstance(step.value, str)
+    return [*before, step] if is_whole and is_text else before
+
+
+def _list_filled(pattern: str) -> Iterator[str]:
+    """Yield a text with values as a pattern if it says more of a name than its ending, by which `f"{x}.json"` is any file."""
+    if "*" in pattern and Path(pattern).suffix and re.search(r"\w", pattern[: -len(Path(pattern).suffix)]):
+        yield pattern
+
+
+def _is_module(folder: Path, text: str) -> bool:
+    """Return whether a text such as "lib.extra" is the dotted path of a module, as `importlib.import_module` takes it."""
+    if not _DOTTED.fullmatch(text):
+        return False
+    path = folder.joinpath(*text.split("."))
+    return path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()
+
+
+def _find_module(folder: Path, name: str) -> Iterator[Path]:
+    """Yield the files of a module or package that is imported in a folder: Python, compiled, and all files of a package."""
+    yield from filter(Path.is_file, (folder / f"{name}.py", folder / f"{name}.so", folder / f"{name}.pyd"))
+    yield from sorted(folder.glob(f"{glob.escape(name)}.*.so"))
+    package = folder / name
+    if package.is_dir() and package.resolve() != folder:
+        yield from walk_files(package)
+
+
+def _find_files(folder: Path, file: Path, pattern: str) -> Iterator[Path]:
     """Yield the files beside a file that a text may name: a file, a module, a small folder's files, or those of a pattern.
 
-    A pattern has an ending of its own, such as .txt.
+    A pattern has an ending of its own, such as .txt. An ending alone names the file with this ending (`Path.with_suffix`).
     """
     names_nothing = not pattern.strip("*./") or "\0" in pattern or len(pattern) > 255 or "\n" in pattern
     if names_nothing or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
         return
     candidates = [folder / f"{pattern}.py", folder / pattern]
+    if re.fullmatch(r"\.\w+", pattern):
+        candidates = [file.with_suffix(pattern)]
     ending = Path(pattern).suffix
     if ending and not {"*", "?"} & set(ending) and {"*", "?"} & set(pattern):
         with suppress(ValueError, OSError):  # no pattern of files
             candidates += sorted(folder.glob(pattern))
     for path in candidates:
-        if any(part.startswith(".") or part in _SKIPPED_NAMES for part in path.relative_to(folder).parts):
+        parts = path.relative_to(folder).parts if path.is_relative_to(folder) else ()
+        if any(part.startswith(".") or part in _SKIPPED_NAMES for part in parts):
+            continue
+        if any(_is_run_or_environment(folder.joinpath(*parts[:n])) for n in range(1, len(parts))):
             continue
         if path.is_file():
             yield path
@@ -261,7 +339,8 @@ def _copy_file(origin: Path, copy: Path) -> str:
 def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
     """Return the absolute paths of the scenario's tables on this machine, which are not copied but read where they are."""
     tables = (graph.table for graph in scenario.data.graph.values())
-    paths = (scenario.data.interactions, scenario.data.items, *tables)
+    labels = (options.path for options in scenario.data.labels)
+    paths = (scenario.data.interactions, scenario.data.items, *tables, *labels)
     return {(folder / path).resolve() for path in paths if isinstance(path, str) and "://" not in path}
 
 

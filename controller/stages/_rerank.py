@@ -175,6 +175,7 @@ def _write_test_ranking(session: Session, stage: str, multiplier: float) -> None
     ]
     subject = make_rerank_name(stage)
     result = session.evaluator.rank_lists(subject, np.concatenate(rank_parts)).get(session.deadlines.evaluate)
+    session.require_stored(session.run.results / f"{subject}.npz")
     session.run.write_json(f"results/{subject}.json", result)
 
 

@@ -16,7 +16,7 @@ from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory
-from nonet.samples.tables import IdKind, as_numbers, list_names, match_rows
+from nonet.samples.tables import IdKind, as_numbers, list_boolean_names, list_names, match_rows
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
@@ -117,7 +117,6 @@ class EventReader:
             time: Its unix seconds.
         """
         values = self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults)
-        self._check_condition(values | {"event": event.get("event")})
         converted = {
             "item": item_index,
             "time": time,
@@ -127,29 +126,57 @@ class EventReader:
         check_event(converted, self.histories.defaults, self.histories.kinds)
         return converted
 
-    def _check_condition(self, values: Mapping[str, Any]) -> None:
-        """Raise Refused for an event that `data.where` leaves out of the run, as far as its values say so."""
-        if self._where is None:
-            return
-        given = {name: pa.array([value]) for name, value in values.items() if value is not None}
-        if not set(list_names(self._where)) <= set(given):
-            return
-        try:
-            is_left_out = match_rows(f"not ({self._where})", pa.table(given))[0]
-        except ConfigError:  # a value of another type, which its column refuses
-            return
-        if is_left_out:
+    def _check_condition(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Raise Refused if `data.where` leaves an event out of the run, whatever the values are that it does not have.
+
+        Args:
+            events: Values by column of each event, and its kind as "event"; None for what an event does not have.
+        """
+        names = list_names(self._where or "") - {"true", "false"}
+        is_left_out = np.zeros(len(events), bool)
+        for unknown_type in (pa.float64(), pa.string()) if names else ():
+            try:
+                columns = {name: self._make_column(name, events, unknown_type) for name in names}
+                # A comparison with a missing value is null, and so is what depends on it.
+                is_left_out = match_rows(f"not ({self._where})", pa.table(columns))
+                break
+            except pa.ArrowException:  # ids of one column as texts and as numbers
+                if len(events) > 1:
+                    for event in events:
+                        self._check_condition([event])
+                    return
+            except ConfigError:  # another type is compared
+                continue
+        if is_left_out.any():
             raise Refused(
                 "left_out",
                 f"data.where: {self._where!r} leaves this event out of the run's histories; send only events for which it holds",
             )
+
+    def _make_column(
+        self, name: str, events: Sequence[Mapping[str, Any]], unknown_type: pa.DataType
+    ) -> pa.Array:
+        """Return the values of a column that `data.where` names [N], as the log has them; null for those that are missing."""
+        values = [event.get(name) for event in events]
+        default = self.histories.defaults.get(name)
+        if name in list_boolean_names(self._where or ""):
+            return pa.array([None if value is None else bool(value) for value in values], pa.bool_())
+        if default is not None and default.dtype.kind == "f":
+            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+        if any(value is not None for value in values):
+            return pa.array(values)
+        known_type = pa.from_numpy_dtype(default.dtype) if default is not None else unknown_type
+        return pa.nulls(len(values), pa.string() if name == "event" else known_type)
 
     def _hash_text(self, name: str, value: Any) -> Any:
         """Return the number that stands for a text in a column of ids or texts; other values as they are."""
         default = self.histories.defaults.get(name)
         if not isinstance(value, str) or default is None or default.dtype != np.int64:
             return value
-        return int(as_numbers(np.array([value]))[0])
+        try:
+            return int(as_numbers(np.array([value]))[0])
+        except UnicodeEncodeError:
+            raise Refused("bad_value", f"{name}: {value!r} is no text") from None
 
     def convert_time(self, time: Any) -> int:
         """Return the time of a request as unix seconds; None is the present. Raises Refused for a wrong one."""
@@ -215,10 +242,19 @@ class EventReader:
         times = now - np.arange(len(known_events), 0, -1) if spread else np.full(len(known_events), now)
         timed = [position for position, event in enumerate(known_events) if event.get("time") is not None]
         times[timed] = self.vocabulary.convert_times([known_events[position]["time"] for position in timed])
-        return [
+        converted = [
             self._make_posted_event(event, item, time)
             for event, item, time in zip(known_events, item_indices.tolist(), times.tolist(), strict=True)
-        ], unknown
+        ]
+        defaults = self.histories.defaults
+        self._check_condition(
+            [
+                self.vocabulary.rename_values(event.get("values") or {}, defaults)
+                | {"event": event.get("event")}
+                for event in known_events
+            ]
+        )
+        return converted, unknown
 
     def find_items(self, ids: Sequence[Any]) -> tuple[np.ndarray, list[Any]]:
         """Return the dense indices of known items, and the other ids. Raises Refused for a value that can be no id of the run."""

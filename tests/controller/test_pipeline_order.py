@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.session.session import Session as ShippedSession
 from nonet.controller.session.start_notes import make_evaluation_notes
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS
@@ -87,7 +89,10 @@ class Session:
         self.facts = {"data": counts, "tokenizer": {}}
         nothing = lambda *_, **__: {}  # noqa: E731
         self.checkpoint_log = SimpleNamespace(
-            find_stage_end=lambda stage: f"end of {stage}", store_changes=nothing, check_writer=str
+            find_stage_end=lambda stage: f"end of {stage}",
+            store_changes=nothing,
+            check_writer=str,
+            has_file=Path.exists,
         )
         self.trace = SimpleNamespace(
             record_span=lambda *_, **__: contextlib.nullcontext(),
@@ -116,6 +121,8 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    require_stored = ShippedSession.require_stored
 
     def prepare(self, name: str) -> None:
         self.evaluator.log.append(f"rebound for {name}")
@@ -223,7 +230,7 @@ def test_a_ranking_whose_file_was_lost_with_its_worker_is_no_result(made):
     runner, session = made({})
     session.groups.binding.list_dead_workers = lambda: ["evaluator-0"]
     session.evaluator.stores = False
-    with pytest.raises(WorkerLost, match=rf"the ranks of {BASELINES[0]} were lost with evaluator-0"):
+    with pytest.raises(WorkerLost, match=rf"results/{BASELINES[0]}.npz was lost with evaluator-0"):
         runner.run()
     assert not (session.run.results / f"{BASELINES[0]}.json").exists()
 

@@ -150,6 +150,36 @@ def test_a_worker_replaces_and_deletes_what_it_fetched_and_nothing_that_was_made
     writer.close()
 
 
+def test_after_a_cut_a_node_has_no_result_that_the_run_does_not_have(make_copy: CopyMaker):
+    copy = make_copy("a")
+    writer = RunWriter(copy)
+    worker, other = (
+        make_copy(node, epoch=1, generation=copy.describe_for_new_process().generation) for node in "bc"
+    )
+    for name, place in (("cut", worker), ("replaced", worker), ("kept", worker)):
+        place.put(write(place, f"results/{name}.npz", "of the first"))
+    counts = {worker: 0, other: 0}
+
+    def collect() -> list[tuple[str, FileEntry]]:
+        entries = [(copy, copy.list_put(start)) for copy, start in counts.items()]
+        counts.update({copy: counts[copy] + len(new) for copy, new in entries})
+        return [entry for _, new in entries for entry in new]
+
+    writer.collect_from(collect)
+    writer.commit()
+    for name in ("cut", "replaced"):
+        remove(writer, copy.path / f"results/{name}.npz")
+    other.generation = copy.raise_generation()
+    other.put(write(other, "results/replaced.npz", "of the second"))
+    writer.commit()
+    worker.match_results()
+    assert {path.stem: path.read_text() for path in (worker.path / "results").iterdir()} == {
+        "replaced": "of the second",
+        "kept": "of the first",
+    }
+    writer.close()
+
+
 def test_a_worker_of_the_next_life_of_a_run_begins_with_the_stored_state(make_copy: CopyMaker):
     copy = make_copy("a")
     writer = RunWriter(copy)

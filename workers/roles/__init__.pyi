@@ -14,6 +14,7 @@ from .settings import Schedule as Schedule
 from .settings import StageSetup as StageSetup
 from .settings import UpdateRequest as UpdateRequest
 from .settings import Weights as Weights
+from .settings import make_ranks_name as make_ranks_name
 from .tokenizer import PREPARING as PREPARING
 from .tokenizer import BuiltData as BuiltData
 from .tokenizer import DataSetup as DataSetup

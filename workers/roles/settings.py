@@ -369,3 +369,8 @@ class KnownRun:
             "known_items": int(np.isin(seq.item_key, items).sum()),
             "items": len(seq.item_key),
         }
+
+
+def make_ranks_name(stage: str, checkpoint: str) -> str:
+    """Return the name of the file in RUN/results with what the validation of a checkpoint of a stage found for each event."""
+    return f"{stage}.valid.{checkpoint}.npz"

@@ -230,7 +230,7 @@ class ActorGroup:
     def list_ready_actors(self) -> list[tuple[str, Any]]:
         """Return the node (Ray's id, shortened) and the actor of every rank whose roles are built."""
         done_refs, _ = ray.wait(self._build_refs, num_returns=self.world, timeout=0, fetch_local=False)
-        pairs = zip(self._build_refs, self.actors, strict=True)
+        pairs = zip(self._build_refs, self.actors, strict=False)  # a killed group has no actors
         built: list[tuple[Any, Any]] = [(ray.get(ref), actor) for ref, actor in pairs if ref in done_refs]
         return [(answer["node"], actor) for answer, actor in built]
 

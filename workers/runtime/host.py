@@ -248,9 +248,9 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def refresh_copy(self, folder: str) -> None:
-        """Make the local copy of a stored run on this node equal to the stored run (`RunCopy.fetch_small_files`)."""
+        """Make the local copy of a stored run on this node equal to the stored run (`RunCopy.match_results`)."""
         if isinstance(copy := find_copy(Path(folder)), RunCopy):
-            copy.fetch_small_files()
+            copy.match_results()
 
     @ray.method(concurrency_group="control")
     def access_store(self, name: str, operation: str, *arguments: Any) -> Any:

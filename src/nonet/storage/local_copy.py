@@ -255,6 +255,23 @@ class RunCopy(StoredRun):
 
         self._apply_newest_tree(fetch_small)
 
+    def match_results(self) -> None:
+        """Make the results equal to the stored ones on a node without the writer, after some were deleted.
+
+        What processes of this node have made before is among them. Processes must not make results meanwhile.
+        """
+
+        def match(tree: RunTree) -> None:
+            if self._has_writer:
+                return
+            for name in [name for name in self.iterate_files() if name.startswith("results/")]:
+                entry = tree.files.get(name)
+                if entry is None or not is_content(self.path / name, entry):
+                    (self.path / name).unlink(missing_ok=True)
+
+        self._apply_newest_tree(match)
+        self.fetch_small_files()
+
     def make_step_folders(self, tree: RunTree) -> None:
         """Make the folders of the checkpoints of a tree, whose files are fetched when they are needed."""
         for name in tree.files:

@@ -291,6 +291,13 @@ class RunWriter:
                 self._files[name] = entry
             self._collected.pop(0)
 
+    def has(self, path: Path) -> bool:
+        """Return whether the run has a file or folder: locally, or stored by a worker of whose answer this writer knows."""
+        name = self._copy.to_name(path)
+        with self._lock:
+            known = [*self._files, *(collected for collected, _ in self._collected)]
+        return path.exists() or any(PurePosixPath(file).is_relative_to(name) for file in known)
+
     def _find_deleted_generation(self, name: str) -> int:
         """Return the newest generation when a file, or a folder above it, was deleted; -1 if none was."""
         path = PurePosixPath(name)

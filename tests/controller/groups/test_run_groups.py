@@ -176,7 +176,7 @@ def test_workers_are_told_that_results_were_deleted(run_groups, monkeypatch):
     stored = RunCopy(MountedRun("s3://runs/a", str(run_groups._run.path), 1, 7), MemoryStorage())
     monkeypatch.setattr(run_groups_module, "find_copy", lambda path: stored)
     monkeypatch.setattr(run_groups_module.RunGroups, "_list_remote_actors", lambda *_, **options: [])
-    monkeypatch.setattr(run_groups_module.ray, "get", list)  # which would start Ray
+    monkeypatch.setattr(run_groups_module.ray, "get", lambda calls, timeout: calls)  # which would start Ray
     told = []
     for hosts in run_groups.hosts.values():
         hosts.begin_generation = lambda *arguments: told.append(arguments)

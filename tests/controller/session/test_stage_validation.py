@@ -18,7 +18,8 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session.session import Session
 from nonet.controller.stages._loops import run_stage
-from nonet.workers.roles.settings import Schedule, StageSetup
+from nonet.errors import WorkerLost
+from nonet.workers.roles.settings import Schedule, StageSetup, make_ranks_name
 
 STEPS = 12
 FALLS = {2: 0.1, 4: 0.3, 6: 0.2, 8: 0.25, 10: 0.2, 12: 0.5}  # best at 4; with patience 2 the stage ends at 10
@@ -124,8 +125,9 @@ class World:
             evaluator=SimpleNamespace(validate=self._validate),
             find_due_change=lambda name: None,
             load=self._load,
+            binding=SimpleNamespace(list_dead_workers=lambda: self.dead),
         )
-        self.recorder = Recorder()
+        self.recorder, self.dead = Recorder(), list[str]()
 
     def play(self, stage: str = "pretrain", stopped=lambda: False) -> World:
         if self.session.resume and self.session.restored is None:
@@ -157,6 +159,9 @@ class World:
             assert _weights(Path(folder)), "it is there until it is validated"
             score = self.scores[manifest.stage_step]
             values = {"ndcg@10": score, "nats": 10 * score} | dict.fromkeys(self.undefined)
+            self.run.results.mkdir(exist_ok=True)
+            if not self.dead:
+                (self.run.results / make_ranks_name(name, Path(folder).name)).touch()
             return {"metrics": {"ndcg@10": values["ndcg@10"]}, "nats": values["nats"], "events": 1}
 
         return Late(answer, self.delay)
@@ -292,6 +297,29 @@ def test_a_run_killed_while_its_stage_ends_ends_it_the_same_way(tmp_path, monkey
     assert again.end() == again.trainer.weights == undisturbed.end()
     assert again.outcome["found"] == undisturbed.outcome["found"]
     assert again.session.stages["finetune"].first == 4
+
+
+@pytest.mark.parametrize(("lost", "asked_again"), [(4, [4, 6]), (2, [])])
+def test_checkpoints_whose_ranks_were_lost_are_validated_again_if_the_run_has_them_all(
+    tmp_path, lost, asked_again
+):
+    undisturbed = World(tmp_path / "calm").play()
+    killed = World(tmp_path / "rough", kill_before=7)
+    with pytest.raises(KilledError):
+        killed.play()
+    (tmp_path / "rough" / "results" / f"pretrain.valid.step-{lost:06d}.npz").unlink()
+    again = World(tmp_path / "rough", resume=True).play()
+    assert [step for step in again.asked if step < 8] == asked_again
+    assert again.outcome["found"] == undisturbed.outcome["found"]
+    assert again.end() == undisturbed.end()
+
+
+def test_a_validation_whose_ranks_died_with_their_worker_is_not_recorded(tmp_path):
+    world = World(tmp_path)
+    world.dead = ["evaluator-0"]
+    with pytest.raises(WorkerLost, match=r"results/pretrain.valid.step-000002.npz was lost with evaluator-0"):
+        world.play()
+    assert not (world.run.read_json("results/pretrain.validation.json") or {"history": []})["history"]
 
 
 def test_a_stop_asked_for_at_a_point_is_gone_on_from_as_if_it_was_not(tmp_path):

@@ -205,3 +205,72 @@ def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path
     assert {str(path.relative_to(tmp_path)) for path in found} == names | {"other/x.txt.bak"}
     without = find_files_beside(tmp_path / "own.py", {tmp_path / "vocabulary", tmp_path / "limits.json"})
     assert {path.name for path in set(found) - set(without)} == {"a.txt", "b.txt", "limits.json"}
+
+
+FOUND = [
+    ("importlib.import_module('lib.extra')", {"lib/__init__.py", "lib/extra.py"}, set()),
+    ("'lib.gone'", set(), {"lib/__init__.py"}),
+    ("import fast", {"fast.cpython-311-x86_64-linux-gnu.so"}, set()),
+    ("import recsys", {"recsys/__init__.py", "recsys/scenario.yaml"}, {"recsys/.env"}),
+    ("T = Path(__file__).with_suffix('.json')", {"own.json"}, {"other.json"}),
+    ("T = Path(__file__).parent / 'conf' / 'a.txt'", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = Path(__file__).parent / 'conf' / name", {"conf/a.txt", "conf/password.yaml"}, set()),
+    ("T = f'conf/{x}.txt'", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = 'conf/%d.txt' % 1, 'a_{}.txt'.format(2)", {"conf/1.txt", "a_2.txt"}, {"conf/password.yaml"}),
+    ("raise KeyError(f'{x}.json')", set(), {"own.json", "credentials.json"}),
+    ("T = {'conf': 1}['conf'] if 'conf' == x else 1", set(), {"conf/a.txt"}),
+    ("'conf'", set(), {"conf/a.txt"}),
+    ("T = f'{1}/x{2}.json', 'myrun/x1.json'", {"conf/x1.json"}, {"myrun/x1.json", "venv/x1.json"}),
+    ("T = 'linked.txt', 'hidden.txt', 'outside.txt'", {"linked.txt"}, {"v2.txt", "hidden.txt", ".env", "outside.txt"}),
+    ("import linked_module", {"linked_module.py", "helper.py"}, {"lib/module_v2.py"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "travels", "stays"), FOUND)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+def test_what_travels_with_code_of_this_form(tmp_path, code, travels, stays, encoding):
+    names = {name for _, some, others in FOUND for name in some | others} | {
+        "myrun/scenario.yaml",
+        "venv/pyvenv.cfg",
+    }
+    folder = tmp_path / "work"
+    for name in names - {"linked.txt", "hidden.txt", "outside.txt", "linked_module.py"}:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("import helper\n" if name.endswith("_v2.py") else "x = 1\n")
+    (tmp_path / "out.txt").write_text("x")
+    links = {"linked.txt": "v2.txt", "hidden.txt": ".env", "outside.txt": "../out.txt"}
+    links["linked_module.py"] = "lib/module_v2.py"
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    cookie = "# coding: latin-1\n" if encoding == "latin-1" else ""
+    (folder / "own.py").write_text(f"{cookie}# \xe9\nx = name = 1\n{code}\n", encoding=encoding)
+    found = {str(path.relative_to(folder)) for path in find_files_beside(folder / "own.py")}
+    assert travels <= found
+    assert not found & stays
+
+
+def test_label_files_stay_where_they_are(tmp_path):
+    (tmp_path / "own.py").write_text("T = 'orders.csv'\n")
+    (tmp_path / "orders.csv").write_text("user,item,time\n")
+    labels = [{"path": "orders.csv", "within": "7d"}]
+    scenario = make_scenario(
+        {
+            "name": "own",
+            "data": {"interactions": "interactions.parquet", "labels": labels},
+            "stages": {"rl": {"steps": 1, "rewards": {"r": {"use": "own.py"}}}},
+        }
+    )
+    run = RunFolder(tmp_path / "run")
+    keep_copies(scenario, tmp_path, run)
+    assert [path.name for path in run.sources.iterdir()] == ["own.py"]
+
+
+def test_code_that_cannot_be_parsed_takes_nothing_along(tmp_path):
+    (tmp_path / "helper.py").write_text("x = 1\n")
+    for content in (
+        "import helper\nx = (",
+        "import helper\0\n",
+        "import helper\nX = " + "+".join(["1"] * 20_000),
+    ):
+        (tmp_path / "own.py").write_text(content)
+        assert not find_files_beside(tmp_path / "own.py")

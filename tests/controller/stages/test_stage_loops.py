@@ -163,6 +163,7 @@ class PipelineSession:
             }
         }
         self.facts["tokenizer"] = None
+        self.require_stored = lambda path: None
         self.log, self.trace = (
             [],
             SimpleNamespace(

@@ -402,3 +402,45 @@ def test_a_posted_event_that_where_leaves_out_is_refused_as_far_as_its_values_sa
     assert len(histories.get_events("9001")) == 2
     with pytest.raises(Refused, match=rf"{name}: 'yes' is not a"):
         features.post(9001, [{"item": item, "values": {name: "yes"}}], None)
+
+
+@pytest.mark.parametrize(
+    ("where", "event", "is_refused"),
+    [
+        ("rating >= 4 and clicked == true", {"values": {"rating": 3, "clicked": 1}}, True),
+        ("rating >= 4 and clicked == true", {"values": {"rating": 5}}, False),
+        ("rating >= 4 and clicked == true", {"values": {"rating": 3}}, True),
+        ("clicked == false", {"values": {"clicked": 0}}, False),
+        ("clicked == true", {"values": {"clicked": 0}}, True),
+        ("KIND == 'other' and rating >= 4", {}, True),
+        ("KIND == 'other' or rating >= 4", {}, False),
+        ("gone == 'x'", {}, False),
+        ("rating >= 4", {"values": {"rating": 1 << 70}}, False),
+    ],
+)
+def test_a_condition_is_decided_by_what_an_event_has(served, tmp_path, where, event, is_refused):
+    corpus = served.ring.corpus()
+    histories = UserHistories(
+        corpus, tmp_path / "events.jsonl", {"rating": np.float32(0), "clicked": np.int8(0)}
+    )
+    kind = next(iter(histories.kinds), None)
+    features = RequestFeatures(corpus, histories, 8, 20, where=where.replace("KIND", "event"))
+    posted = [{"item": int(corpus.item_id[0]), "event": kind} | event]
+    if is_refused and not ("KIND" in where and kind is None):
+        with pytest.raises(Refused, match=r"leaves this event out"):
+            features.post(9001, posted, None)
+    else:
+        features.post(9001, posted, None)
+
+
+@pytest.mark.parametrize("where", [None, "rating >= 4"])
+@pytest.mark.parametrize("value", [1 << 140, [1, "a"], "\ud800", {"a": [1, {}]}, True])
+def test_a_malformed_value_is_refused_with_a_condition_as_without(served, tmp_path, where, value):
+    corpus = served.ring.corpus()
+    histories = UserHistories(
+        corpus, tmp_path / "events.jsonl", {"rating": np.float32(0), "amount": np.int64(0)}
+    )
+    features = RequestFeatures(corpus, histories, 8, 20, where=where)
+    for name in ("rating", "amount"):
+        with pytest.raises(Refused, match=name):
+            features.post(9001, [{"item": int(corpus.item_id[0]), "values": {name: value}}], None)

@@ -26,7 +26,7 @@ from nonet.models.clicks import (
 from nonet.samples.sequences import TEST, VALID, Sequences
 from nonet.storage import put
 from nonet.workers import select_validation_events
-from nonet.workers.roles import RunSetup
+from nonet.workers.roles import RunSetup, make_ranks_name
 from nonet.workers.roles.click.data import ClickData
 from nonet.workers.roles.evaluation import Evaluate
 from nonet.workers.runtime import DistributeWorker, Replicate, method
@@ -126,7 +126,7 @@ class ClickEvaluator(DistributeWorker):
         """
         held_out = self._validation_events
         predictions = held_out.predict(partial(ClickModel(Path(folder)).predict_events, self._clicks))
-        file = self._results / f"{name}.valid.{Path(folder).name}.npz"
+        file = self._results / make_ranks_name(name, Path(folder).name)
         write_arrays(file, **{name_array(_VALIDATED, task): chances for task, chances in predictions.items()})
         put(file)
         metrics = held_out.summarise([*self.options.metrics, _NATS_METRIC], predictions)
@@ -148,7 +148,7 @@ class ClickEvaluator(DistributeWorker):
 
         Metrics that the labels do not define are left out.
         """
-        files = [self._results / f"{name}.valid.{folder}.npz" for folder in (a, b)]
+        files = [self._results / make_ranks_name(name, folder) for folder in (a, b)]
         if not all(file.exists() for file in files):
             return {}
         predictions_a, predictions_b = (read_predictions(file, _VALIDATED) for file in files)

@@ -31,7 +31,7 @@ from nonet.workers import TargetNats, select_validation_events
 from nonet.workers.devices import HOST, claim, get_device
 from nonet.workers.engines import can_divide_model
 from nonet.workers.engines.division import join_passes
-from nonet.workers.roles import RunSetup
+from nonet.workers.roles import RunSetup, make_ranks_name
 from nonet.workers.roles.evaluation.fitting import BaselineFitter
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores, load_recommender
 from nonet.workers.roles.evaluation.options import Evaluate
@@ -173,7 +173,7 @@ class Evaluator(DistributeWorker):
                 board = self.ranker.rank_exhaustively(recorded_scores, "valid", is_selected)
             else:
                 board = self.ranker.rank_by_beam(recommender, "valid", is_selected)
-        file = self._get_validation_path(name, Path(folder).name)
+        file = self._results / make_ranks_name(name, Path(folder).name)
         write_arrays(file, ranks=board.ranks, nats=recorded_scores.values, user=users[is_selected])
         put(file)
         return {
@@ -195,17 +195,13 @@ class Evaluator(DistributeWorker):
             {metric: {diff, low, high}} of a - b by a paired bootstrap over users; "nats" is among the metrics if it was computed.
             Empty if the ranks of a checkpoint were not stored or the two were ranked on different users.
         """
-        files = [self._get_validation_path(name, folder) for folder in (a, b)]
+        files = [self._results / make_ranks_name(name, folder) for folder in (a, b)]
         if self.rank or not all(file.exists() for file in files):
             return {}
         ranks_a, ranks_b = (dict(np.load(file)) for file in files)
         if not np.array_equal(ranks_a["user"], ranks_b["user"]):
             return {}
         return self.ranker.compare_validations(ranks_a, ranks_b)
-
-    def _get_validation_path(self, name: str, folder: str) -> Path:
-        """Return the path of the ranks that `validate` stores for a stage and the folder name of a checkpoint."""
-        return self._results / f"{name}.valid.{folder}.npz"
 
     @method(collect="first", pairs=Replicate)
     def compare(self, pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, dict[str, float]]]:

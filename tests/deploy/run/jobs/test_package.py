@@ -94,7 +94,7 @@ def test_private_keys_of_every_form_stay_also_if_a_scenario_or_its_code_names_th
     (work / "wide.pem").write_text(key, encoding="utf-16")
     unpacked, _ = pack(work, monkeypatch, [*texts, "wide.pem", "*.pem", "notes.txt"])
     assert sorted(path.name for path in unpacked.iterdir()) == ["notes.txt", "s.yaml", "submitted.json"]
-    (work / "own.py").write_text("\n".join(map(repr, [*texts, "wide.pem", "notes.txt"])))
+    (work / "own.py").write_text(f"FILES = {[*texts, 'wide.pem', 'notes.txt']}")
     assert [path.name for path in find_files_beside(work / "own.py")] == ["notes.txt"]
 
 
