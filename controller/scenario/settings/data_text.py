@@ -92,7 +92,7 @@ def describe_lost_labels(data: Mapping[str, Any]) -> str:
     lost = f"Labels that found no event: {'; '.join(parts)}." if parts else ""
     # Runs of before 0.3 did not count the events.
     waiting = [f"{counts['unknown']:,} of {name}" for name, counts in labels.items() if counts.get("unknown")]
-    unknown = f"Events left out because the window of their label has not ended: {'; '.join(waiting)}."
+    unknown = f"Events whose label is not known, because its window has not ended: {'; '.join(waiting)}."
     return " ".join(filter(None, [lost, unknown if waiting else ""]))
 
 

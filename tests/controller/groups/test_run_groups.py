@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorDiedError, GetTimeoutError
 from stand_ins import Group, Trace
 
 from nonet.controller.groups import run_groups as run_groups_module
@@ -14,6 +15,7 @@ from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.setup.own_files import keep_copies
 from nonet.controller.setup.run_files import make_data_setup
+from nonet.errors import DeadlineExceeded, WorkerLost
 from nonet.storage import MountedRun, RunCopy
 from tests.storage.memory_storage import MemoryStorage
 
@@ -183,6 +185,59 @@ def test_workers_are_told_that_results_were_deleted(run_groups, monkeypatch):
     run_groups.refresh_copies()
     assert told == [(str(run_groups._run.path), 8)] * len(run_groups.hosts)
     stored.release()
+
+
+def make_remote(run_groups, monkeypatch, answers: list) -> None:
+    """Let the run have workers on other nodes, whose calls have these answers, errors among them; None for no answer."""
+    actors = [type("Remote", (), {"answer": answer})() for answer in answers]
+    run_groups.asked = []
+    for actor in actors:
+        call = SimpleNamespace(remote=lambda *_, actor=actor: run_groups.asked.append(actor) or actor)
+        actor.list_put = actor.refresh_copy = call
+    first = next(iter(run_groups.hosts.values()))
+    for hosts in run_groups.hosts.values():
+        hosts.begin_generation = lambda *_: None
+        hosts.list_ready_actors = lambda hosts=hosts: [("other", a) for a in actors] if hosts is first else []
+
+    def get(calls, timeout=None):
+        found = [call.answer for call in (calls if isinstance(calls, list) else [calls])]
+        if errors := [answer for answer in found if isinstance(answer, Exception)]:
+            raise errors[0]
+        assert timeout is not None or not isinstance(calls, list)
+        return found if isinstance(calls, list) else found[0]
+
+    def wait(calls, num_returns, timeout):
+        assert timeout <= 10
+        return [call for call in calls if call.answer is not None], []
+
+    context = SimpleNamespace(get_node_id=lambda: "this")
+    fake = SimpleNamespace(get=get, wait=wait, get_runtime_context=lambda: context)
+    monkeypatch.setattr(run_groups_module, "ray", fake)
+    run_groups.actors = actors
+
+
+def test_a_worker_that_does_not_answer_is_not_waited_for_and_what_it_says_later_is_not_lost(
+    run_groups, monkeypatch
+):
+    make_remote(run_groups, monkeypatch, [["a", "b"], None, ActorDiedError()])
+    assert run_groups.collect_files() == ["a", "b"]
+    run_groups.actors[0].answer = []
+    assert run_groups.collect_files() == []
+    run_groups.actors[1].answer = ["c"]
+    assert run_groups.collect_files() == ["c"]
+    assert run_groups.asked.count(run_groups.actors[1]) == 1
+    assert run_groups._collected_counts == {run_groups.actors[0]: 2, run_groups.actors[1]: 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"), [(ActorDiedError(), WorkerLost), (GetTimeoutError(), DeadlineExceeded)]
+)
+def test_a_worker_that_dies_or_hangs_while_it_fetches_the_files_is_told(
+    run_groups, monkeypatch, answer, error
+):
+    make_remote(run_groups, monkeypatch, [[], answer])
+    with pytest.raises(error):
+        run_groups.refresh_copies()
 
 
 def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):

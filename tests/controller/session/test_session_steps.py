@@ -251,6 +251,43 @@ def test_a_stage_goes_on_where_its_commit_left_it_and_others_begin_afresh(world)
     assert world.call("trainer.begin") == ((RL,), {})
 
 
+def test_results_that_a_resume_has_cut_are_stored_as_deleted_before_other_nodes_fetch_again(world):
+    session = world.session
+    session._writer = SimpleNamespace()
+    session.checkpoint_log.store_changes = lambda: world.calls.append(("store", (), {}))
+    session.groups.refresh_copies = lambda: world.calls.append(("refresh", (), {}))
+    restored(world, SimpleNamespace(stage="pretrain", stage_step=3, last=False, step=3, version=5))
+    assert [name for name in world.names() if name in ("forget", "store", "refresh")] == [
+        "forget",
+        "store",
+        "refresh",
+    ]
+
+
+def test_a_session_that_a_dead_worker_keeps_from_opening_says_so(world, monkeypatch):
+    session, closed = world.session, []
+    session.groups.binding = SimpleNamespace(list_dead_workers=lambda: ["rollout-0"])
+    monkeypatch.setattr(session, "close", lambda *, at_once=False: closed.append(at_once))
+
+    def die() -> None:
+        raise RuntimeError("the call failed")
+
+    monkeypatch.setattr(session, "bind", die)
+    with pytest.raises(RuntimeError) as error:
+        session.__enter__()
+    assert closed == [True]
+    assert session.describe_loss(error.value) == "rollout-0 died: the call failed"
+
+
+def test_workers_that_are_being_stopped_are_not_asked_for_files(world):
+    session, asked = world.session, []
+    session._writer = SimpleNamespace(collect_from=asked.append, close=lambda: None)
+    session.trace.close = lambda: None
+    session.groups.stop = lambda at_once: asked.append("stopped")
+    session.close()
+    assert asked == [tuple, "stopped"]
+
+
 def test_a_commit_that_ends_its_stage_brings_weights_alone(world):
     restored(world, SimpleNamespace(stage="pretrain", stage_step=8, last=True, step=8, version=5))
     assert world.call("load") == ((Path("newest"), None), {})

@@ -1,0 +1,88 @@
+"""The artifacts of a stored run that a worker on another node has made: facts about them count once the run has them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from nonet.controller.record.checkpoint_log import CheckpointLog
+from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.session import artifacts
+from nonet.controller.session.session import Session
+from nonet.errors import WorkerLost
+from nonet.storage import MountedRun, RunCopy, RunWriter, mounts
+from tests.storage.memory_storage import MemoryStorage
+
+
+class World:
+    """A stored run whose tokeniser answers at once; `told` are the artifacts that its node says it has stored."""
+
+    def __init__(self, folder, monkeypatch):
+        copy = RunCopy(MountedRun("s3://x/run-1", str(folder / "run-1")), MemoryStorage())
+        monkeypatch.setitem(mounts._copies, copy.path, copy)
+        self.run, self.writer, self.made, self.dead = RunFolder(copy.path), RunWriter(copy), 0, list[str]()
+        other = RunCopy(MountedRun("s3://x/run-1", str(folder / "other" / "run-1"), 1, 9), copy.storage)
+        kinds = ("sequences", "sids")
+        for kind in kinds:
+            (other.path / "artifacts" / kind).mkdir(parents=True)
+            (other.path / "artifacts" / kind / "data.npy").write_text(kind)
+        other.put(other.path / "artifacts")
+        self.told = other.list_put(0)
+        places = {
+            kind: {"path": str(self.run.path / "artifacts" / kind), "sha256": "0" * 64} for kind in kinds
+        }
+        self.facts = {"artifacts": places, "data": {"duplicates": 0}}
+        monkeypatch.setattr(artifacts, "make_data_setup", lambda *_: None)
+        self.folder = folder
+
+    def _prepare(self, *_):
+        self.made += 1
+        self.writer.collect_from(lambda: self.told)
+        return SimpleNamespace(done=lambda: True, get=lambda deadline: self.facts)
+
+    def tokenise(self) -> None:
+        session = Session.__new__(Session)
+        scenario = load_scenario("quickstart", [])[0]
+        session.run, session.folder, session.scenario = self.run, self.folder, scenario
+        session.deadlines, session.add_note = scenario.deadlines, print
+        hosts = SimpleNamespace(wait_until_ready=lambda: None, read_file=lambda path: None)
+        group = SimpleNamespace(prepare=self._prepare, hosts=hosts)
+        binding = SimpleNamespace(list_dead_workers=lambda: self.dead)
+        session.groups = SimpleNamespace(group=lambda role: group, binding=binding)
+        session.checkpoint_log = CheckpointLog(self.run, "", 3, self.writer)
+        session.tokenise()
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    made = World(tmp_path, monkeypatch)
+    yield made
+    made.writer.close(commit=False)
+
+
+def test_artifacts_that_are_on_other_nodes_are_not_made_again(world):
+    world.tokenise()
+    world.tokenise()
+    assert world.made == 1
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_artifacts_that_died_with_their_worker_leave_no_facts(world, kept):
+    told, world.told, world.dead = world.told, world.told[:kept], ["tokenise-0"]
+    with pytest.raises(WorkerLost, match=r"artifacts/\w+ was lost with tokenise-0"):
+        world.tokenise()
+    assert world.run.read_facts() is None
+    world.told, world.dead = told, []
+    world.tokenise()
+    assert world.made == 2
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_facts_of_artifacts_that_an_outage_and_a_kill_have_lost_are_not_believed(world, kept):
+    world.run.write_facts(world.facts)  # it was written here, and what the worker stored was never told
+    for kind in list(world.facts["artifacts"])[:kept]:
+        (world.run.path / "artifacts" / kind).mkdir(parents=True)
+    world.tokenise()
+    assert world.made == 1
