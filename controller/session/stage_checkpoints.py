@@ -17,6 +17,7 @@ from nonet.controller.scenario import REWARD, make_validation_rule
 from nonet.controller.session.artifacts import list_artifact_hashes
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.stage_validation import StageValidation
+from nonet.deadlines import Deadline
 from nonet.errors import CheckpointError
 from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup, make_ranks_name
@@ -114,7 +115,7 @@ class _StoredValidation:
         """Return whether the evaluator has answered."""
         return self._future.done()
 
-    def get(self, timeout_s: float) -> Any:
+    def get(self, timeout_s: Deadline | float | None = None) -> Any:
         """Wait for the result (`GroupFuture.get`). Raises WorkerLost if the ranks were lost with a worker."""
         result = self._future.get(timeout_s)
         self._session.require_stored(self._file)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nonet.controller.record import ValidationRecord
 from nonet.controller.scenario import ValidationRule
@@ -22,6 +22,18 @@ from nonet.deadlines import Deadline
 from nonet.models import NATS
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture
+
+
+class ValidationFuture(Protocol):
+    """The result of a validation that the evaluator computes, as a `GroupFuture` is that of a call."""
+
+    def done(self) -> bool:
+        """Return whether the evaluator has answered."""
+        ...
+
+    def get(self, timeout_s: Deadline | float | None = None) -> Any:
+        """Wait for the result."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,7 @@ class StageValidation:
         rule: ValidationRule,
         points: tuple[int, ...],
         record: ValidationRecord,
-        validate: Callable[[str, str], GroupFuture],
+        validate: Callable[[str, str], ValidationFuture],
         find_checkpoint: Callable[[int], Path | None],
         deadline: Deadline,
         compare: Callable[[str, str, str], GroupFuture] | None = None,
@@ -80,8 +92,8 @@ class StageValidation:
         self._validate, self._find_checkpoint, self._compare = validate, find_checkpoint, compare
         self._start_name: str | None = None  # the folder name of the checkpoint that the stage began from
         self.served: dict[int, list[GroupFuture]] = {}
-        self._pending: dict[int, GroupFuture] = {}  # requested validations without a recorded result, by step
-        self._start_future: GroupFuture | None = None  # its validation, until the result is recorded
+        self._pending: dict[int, ValidationFuture] = {}  # requested validations without a recorded result, by step
+        self._start_future: ValidationFuture | None = None  # its validation, until the result is recorded
         self._popped_count = len(record.history)  # entries of the history that `pop_news` has returned
         self._replace_undefined_metric()
 

@@ -272,8 +272,9 @@ def _list_steps(node: ast.expr) -> list[ast.Constant]:
         return []
     before, step = _list_steps(node.left), node.right
     is_whole = not isinstance(node.left, ast.BinOp) or (before and before[-1] is node.left.right)
-    is_text = isinstance(step, ast.Constant) and isinstance(step.value, str)
-    return [*before, step] if is_whole and is_text else before
+    if is_whole and isinstance(step, ast.Constant) and isinstance(step.value, str):
+        return [*before, step]
+    return before
 
 
 def _list_filled(pattern: str) -> Iterator[str]:

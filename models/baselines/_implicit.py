@@ -116,7 +116,7 @@ class Ials:
 
     def __init__(self, n_items: int, *, seed: int, factors: int = 64, iterations: int = 15):
         self._n_items, self._seed = n_items, seed
-        self._options = {"factors": factors, "iterations": iterations}
+        self._factors, self._iterations = factors, iterations
         self._model: Any = None
         self.trained: dict[str, Any] = {}
 
@@ -134,7 +134,8 @@ class Ials:
         for alpha, regularization in _ALS_TRIALS if len(users) else _ALS_TRIALS[:1]:
             with threadpool_limits(1, "blas"):  # implicit's own threads divide the rows
                 self._model = AlternatingLeastSquares(
-                    **self._options,
+                    factors=self._factors,
+                    iterations=self._iterations,
                     alpha=alpha,
                     regularization=regularization,
                     random_state=self._seed,

@@ -14,7 +14,9 @@ from nonet.options import StrictModel
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_ITEMS = 20_000  # The weights are a dense matrix of items by items: 1.6 GB in fp32.
+MAX_ITEMS = (
+    20_000  # The weights are a dense matrix of items by items: 1.6 GB in fp32, of which fitting has four.
+)
 
 
 class EaseOptions(StrictModel):
