@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,14 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 300.0) -> Non
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
         time.sleep(0.1)
+
+
+def find_mount_namespace(pid: int) -> str:
+    """Return the mount namespace of a process, "" if the process has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return ""
 
 
 class Nodes:
@@ -101,10 +110,14 @@ class Nodes:
         ]
 
     def kill(self, name: str) -> None:
+        """End all processes of a node at once; workers would answer for seconds after the death of their raylet."""
         process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        space = find_mount_namespace(process.pid)
+        for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]:
+            if find_mount_namespace(pid) == space:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         process.wait()
-        subprocess.run(["pkill", "-9", "-s", str(process.pid)], check=False)
 
     def run(self, ring: Path, place: str, name: str = "a") -> subprocess.Popen[str]:
         """Start `nonet run` on a node."""
