@@ -18,7 +18,6 @@ GUARANTEES, EXACTLY_ONCE = "explanation/guarantees", "explanation/exactly-once"
 CLUSTERS, SERVE, HTTP = "how-to/clusters", "how-to/serve", "reference/http"
 NUMBERS = [
     (GUARANTEES, "at most 5 seconds of metrics", "storage.run_writer:COMMIT_S", 5),
-    (GUARANTEES, "ended in the last 5 seconds", "storage.run_writer:COMMIT_S", 5),
     (GUARANTEES, "uploaded in parts every five seconds", "storage.run_writer:COMMIT_S", 5),
     (GUARANTEES, "15 minutes by default", "deadlines:DEFAULTS.storage", 900),
     (GUARANTEES, "the first one after 3 seconds", "journal:_LOCK_WAIT_S", 3),

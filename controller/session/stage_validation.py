@@ -92,7 +92,9 @@ class StageValidation:
         self._validate, self._find_checkpoint, self._compare = validate, find_checkpoint, compare
         self._start_name: str | None = None  # the folder name of the checkpoint that the stage began from
         self.served: dict[int, list[GroupFuture]] = {}
-        self._pending: dict[int, ValidationFuture] = {}  # requested validations without a recorded result, by step
+        self._pending: dict[
+            int, ValidationFuture
+        ] = {}  # requested validations without a recorded result, by step
         self._start_future: ValidationFuture | None = None  # its validation, until the result is recorded
         self._popped_count = len(record.history)  # entries of the history that `pop_news` has returned
         self._replace_undefined_metric()

@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 import pyarrow as pa
 
-from nonet.models.baselines._histories import draw_validation_events
+from nonet.models.baselines._histories import FittedInParts, draw_validation_events
 from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items
 from nonet.models.generation import ItemSignals, VoteCounter, VoteOptions, find_best
 from nonet.models.tokenizer import compute_signals, list_word_columns
@@ -99,7 +99,7 @@ class _Ranking:
         return float(np.where(is_hit, 1 / np.log2(np.maximum(rank, 1) + 1), 0.0).mean())
 
 
-class AttributeCounter:
+class AttributeCounter(FittedInParts):
     """Scores items by the votes of the ten newest events and by their similarity with them.
 
     Args:
@@ -127,14 +127,8 @@ class AttributeCounter:
         self._weights: list[float] = []
         self.trained: dict[str, float] = {}
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> AttributeCounter:
-        """Count the pairs of events in the given splits, fit the exponents to validation, and return the baseline itself."""
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does; the caller may do other work between the parts."""
+        """Count the pairs of events in the given splits, and fit the exponents to validation."""
         self._popularity.fit(seq, splits)
         items = self._load_items()
         columns = list_word_columns(items) if self._columns is None else list(self._columns)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from nonet.models.baselines._histories import (
+    FittedInParts,
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,
@@ -30,7 +31,7 @@ _L2 = (100.0, 20.0, 500.0, 4.0)
 _CHUNK_PAIRS = 1 << 22  # Pairs of items of users per chunk.
 
 
-class Ease:
+class Ease(FittedInParts):
     """Scores items by linear weights of the items of the history.
 
     Args:
@@ -48,14 +49,8 @@ class Ease:
         self._weights = np.zeros((0, 0), np.float32)
         self.trained: dict[str, Any] = {}
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Ease:
-        """Solve for the weights on the given splits, choose l2 by validation, and return the baseline itself."""
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does; the caller may do other work between the parts."""
+        """Solve for the weights on the given splits, and choose l2 by validation."""
         gram = _count_pairs(*list_user_items(seq, self._n_items, splits), self._n_items)
         yield
         users, positions = draw_validation_events(seq, splits, self._seed, "ease")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -16,12 +18,26 @@ from nonet.samples.batches import (
     locate_events,
     locate_prompts,
 )
-from nonet.samples.sequences import VALID, Sequences
+from nonet.samples.sequences import TRAIN, VALID, Sequences
 
 # Shapes: P prompts, I items, U users.
 _MAX_EVENTS = 1000  # Validation events that are ranked.
 _MAX_PROMPTS = 512  # Prompts per chunk.
 _CHUNK_SCORES = 1 << 25  # Scores [P, I] per chunk.
+
+
+class FittedInParts(ABC):
+    """A baseline that is fitted part by part, so that the evaluator answers other calls between the parts."""
+
+    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Self:
+        """Fit to the events of the given splits, and return the baseline itself."""
+        for _ in self.fit_in_parts(seq, splits):
+            pass
+        return self
+
+    @abstractmethod
+    def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
+        """Fit as `fit` does, one part per step of the iterator."""
 
 
 def split_prompts(prompts: int, n_items: int) -> Iterator[slice]:

@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from nonet.models.baselines._histories import (
+    FittedInParts,
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,
@@ -40,7 +41,7 @@ _ALS_TRIALS = ((10.0, 0.1), (1.0, 0.01), (40.0, 1.0), (10.0, 3.0))  # alpha and 
 _PRIOR = 1e-9  # Weight of popularity, which is scaled to a maximum of 1; below any similarity.
 
 
-class ItemKnn:
+class ItemKnn(FittedInParts):
     """Scores items by their similarity with the items of the history.
 
     Args:
@@ -58,14 +59,8 @@ class ItemKnn:
         self._similarity: Any = csr_matrix((n_items, n_items), dtype=np.float32)
         self.trained: dict[str, Any] = {}
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> ItemKnn:
-        """Find the neighbours of each item in the given splits, and return the baseline itself."""
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does; the caller may do other work between the parts."""
+        """Find the neighbours of each item in the given splits, and choose the weighting by validation."""
         self._popularity.fit(seq, splits)
         matrix = _make_matrix(seq, self._n_items, splits)
         users, positions = draw_validation_events(seq, splits, self._seed, "item_knn")
@@ -101,7 +96,7 @@ class ItemKnn:
         )
 
 
-class Ials:
+class Ials(FittedInParts):
     """Scores items by the product of their vectors with that of the history.
 
     Args:
@@ -120,14 +115,8 @@ class Ials:
         self._model: Any = None
         self.trained: dict[str, Any] = {}
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Ials:
-        """Factorise the given splits, choose the options by validation, and return the baseline itself."""
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does; the caller may do other work between the parts."""
+        """Factorise the given splits, and choose alpha and the regularization by validation."""
         matrix = _make_matrix(seq, self._n_items, splits)
         users, positions = draw_validation_events(seq, splits, self._seed, "ials")
         best, best_model = -1.0, None

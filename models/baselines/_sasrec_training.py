@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nonet.models.baselines._histories import compute_ndcg, split_prompts
+from nonet.models.baselines._histories import FittedInParts, compute_ndcg, split_prompts
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.kinds import FULL_SOFTMAX, TRIALS, SasRecOptions
 from nonet.random import hash_words, rng
@@ -41,7 +41,7 @@ class _Epoch:
     seconds: float
 
 
-class SasRec:
+class SasRec(FittedInParts):
     """The SASRec baseline; see `SasRecOptions` for its options.
 
     Attributes:
@@ -55,17 +55,12 @@ class SasRec:
         self._samples_negatives = n_items > FULL_SOFTMAX
         self._net = self._build_network(dropout=0.0, widths=1)
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> SasRec:
-        """Train on the events of these splits, and keep the weights of the epoch and trial with the best validation NDCG@10.
-
-        In every user's history, the events of `splits` must precede all others.
-        """
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does, one epoch per step of the iterator."""
+        """Train on the events of these splits, one epoch per step of the iterator.
+
+        The weights of the epoch and trial with the best validation NDCG@10 are kept. In every user's history, the events of
+        `splits` must precede all others.
+        """
         seconds, best, epochs = 0.0, None, 0
         if tuple(splits) != (TRAIN,):
             seq = replace(seq, split=np.where(np.isin(seq.split, splits), TRAIN, seq.split).astype(np.int8))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from nonet.models.baselines._histories import (
+    FittedInParts,
     compute_ndcg,
     draw_validation_events,
     list_prompt_items,
@@ -36,7 +37,7 @@ _CHUNK_PROMPTS = 128  # Prompts per chunk.
 _PRIOR = 1e-9  # Weight of popularity, which is scaled to a maximum of 1; below any vote.
 
 
-class VSknn:
+class VSknn(FittedInParts):
     """Scores items by the sessions of other users.
 
     Args:
@@ -59,14 +60,8 @@ class VSknn:
         self._n_neighbours, self._uses_idf = self._choices[0]
         self.trained: dict[str, Any] = {}
 
-    def fit(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> VSknn:
-        """Index the sessions of the given splits, choose the options by validation, and return the baseline itself."""
-        for _ in self.fit_in_parts(seq, splits):
-            pass
-        return self
-
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
-        """Fit as `fit` does; the caller may do other work between the parts."""
+        """Index the sessions of the given splits, and choose the options by validation."""
         self._popularity.fit(seq, splits)
         self._session_offsets, self._session_items = list_user_items(seq, self._n_items, splits)
         self._index_recent_sessions(seq, splits)

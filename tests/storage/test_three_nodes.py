@@ -184,7 +184,8 @@ def test_a_run_without_a_shared_folder_survives_a_killed_node_with_the_same_bits
     nodes.start("d", "c")
     out, _ = disturbed.communicate(timeout=600)
     assert disturbed.returncode == 0, out
-    assert "continuing from" in out
+    # Ray places the controller on any node: on the killed one, it is started again elsewhere.
+    assert "continuing from" in out or "the controller was restarted" in out, out
     calm_copy, expected = read_stored(f"{BUCKET}/calm", tmp_path / "calm")
     disturbed_copy, actual = read_stored(f"{BUCKET}/disturbed", tmp_path / "disturbed")
     assert actual == expected

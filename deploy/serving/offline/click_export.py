@@ -97,6 +97,7 @@ class ExportedClicks(ExportedModel):
             width=1,
             joins=joins or None,
             vocabulary=read_vocabulary(description),
+            where=description.get("where"),
             labels=EventLabeller(target["stage"], target["condition"], list(seq.columns), seq.event_names),
             features=tuple(setup.features),
         )

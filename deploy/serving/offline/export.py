@@ -187,6 +187,7 @@ def write_shared_parts(exported: VersionToExport, target: Path) -> dict[str, Any
         "version": exported.version,
         "setup": {name: value for name, value in asdict(run.setup).items() if name in _EXPORTED_SETTINGS},
         "vocabulary": run.vocabulary.to_dict(),
+        "where": run.scenario.data.where,
         "joins": described_joins,
         "copied_stores": copied_stores,
         "withdrawn": list(run.withdrawn),

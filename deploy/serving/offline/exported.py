@@ -97,6 +97,7 @@ class Exported(ExportedModel):
             width=description["width"],
             joins=joins or None,
             vocabulary=read_vocabulary(description),
+            where=description.get("where"),
         )
         super().__init__(corpus, features)
         self._withdrawn = tuple(description.get("withdrawn", ()))

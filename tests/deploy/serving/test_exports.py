@@ -20,7 +20,7 @@ from backbones import folder_of
 from safetensors.torch import load_file, save_file
 from served_run import TrainedRun
 
-from nonet.deploy.opened import RequestFeatures
+from nonet.deploy.opened import Refused, RequestFeatures
 from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run
 from nonet.errors import ConfigError, DataError
 from nonet.models.inference import InferenceEngine
@@ -108,6 +108,20 @@ def test_an_export_needs_nothing_else_and_gives_the_lists_of_the_server(kind, tm
     assert str(tmp_path) not in (tmp_path / "elsewhere" / "export.json").read_text()
     weights = [path.name for path in (tmp_path / "elsewhere").rglob("*model*.safetensors")]
     assert weights == ["model.safetensors"]
+
+
+def test_an_export_refuses_the_events_that_the_run_leaves_out(tmp_path):
+    model, tables, memory = KINDS[FAST[0]]
+    run = make_run(tmp_path, model, memory, tables)
+    export_run(str(run.folder.path), tmp_path / "out")
+    file = tmp_path / "out" / "export.json"
+    description = json.loads(file.read_text())
+    assert description["where"] is None
+    file.write_text(json.dumps(description | {"where": "rating >= 4"}))
+    exported = Exported(tmp_path / "out")
+    assert exported.recommend(HISTORY, 3)
+    with pytest.raises(Refused, match=r"data.where: .* leaves this event out"):
+        exported.recommend([HISTORY[0] | {"values": {"rating": 1}}], 3)
 
 
 def test_the_page_says_how_transformers_alone_gives_the_same_list(tmp_path):
