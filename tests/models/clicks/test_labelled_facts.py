@@ -29,7 +29,7 @@ def test_counts_of_targets_and_of_label_files_are_apart(tmp_path: Path, has_file
     assert "found no event" not in text
     waiting = (data.get("label_files") or {}).get("train", {}).get("unknown", 0)
     assert text == (
-        f"Events left out because the window of their label has not ended: {waiting} of train."
+        f"Events whose label is not known, because its window has not ended: {waiting} of train."
         if has_files
         else ""
     )

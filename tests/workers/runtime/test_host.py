@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nonet.errors import WorkerFailed
-from nonet.storage import MountedRun, RunCopy
-from nonet.workers.runtime import host as host_module
+from nonet.storage import MountedRun
 from nonet.workers.runtime.host import WorkerActor
 from nonet.workers.runtime.worker import Place
 from tests.storage.memory_storage import MemoryStorage
@@ -29,9 +28,10 @@ def test_a_role_that_calls_exit_fails_its_call_and_does_not_end_the_process():
 def test_what_calls_make_after_a_cut_has_its_generation_and_what_a_running_call_makes_has_not(
     tmp_path, monkeypatch
 ):
-    copy = RunCopy(MountedRun("s3://runs/a", str(tmp_path / "a"), 1, 7), MemoryStorage())
-    monkeypatch.setattr(host_module, "find_copy", {tmp_path / "a": copy}.get)
     host = object.__new__(WorkerActor.__ray_metadata__.modified_class)
+    names = type(host).begin_generation.__wrapped__.__globals__  # behind what Ray puts around a method
+    copy = names["RunCopy"](MountedRun("s3://runs/a", str(tmp_path / "a"), 1, 7), MemoryStorage())
+    monkeypatch.setitem(names, "find_copy", {tmp_path / "a": copy}.get)
     host.begin_generation(str(tmp_path / "elsewhere"), 8)
     assert copy.generation == 7
     host.begin_generation(str(tmp_path / "a"), 8)
