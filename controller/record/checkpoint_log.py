@@ -196,7 +196,7 @@ class CheckpointLog:
 
     def has_file(self, path: Path) -> bool:
         """Return whether the run has a file or folder, in object storage also on other nodes."""
-        return self._writer.has(path) if self._writer else path.exists()
+        return self._writer.has_file(path) if self._writer else path.exists()
 
     def check_writer(self) -> str:
         """Return a warning about the object storage of the run, "" without one.

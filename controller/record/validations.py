@@ -100,9 +100,9 @@ class ValidationRecord:
             self.history, self.rewards, self.start, self.end = history, rewards, start, None
             self._write()
 
-    def forget(self, first: int | None, *, start: bool) -> None:
-        """Forget the results from a step on, if that is not None, and those of the start if `start`."""
-        kept = self.history if first is None else [entry for entry in self.history if entry["step"] < first]
+    def forget(self, first_step: int | None, *, start: bool) -> None:
+        """Forget the results from a step on, none of them if that is None, and those of the start if `start`."""
+        kept = [entry for entry in self.history if first_step is None or entry["step"] < first_step]
         if len(kept) < len(self.history) or (start and self.start):
             self.history, self.start = kept, None if start else self.start
             self._write()

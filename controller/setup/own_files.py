@@ -187,7 +187,7 @@ def is_private_key(file: Path) -> bool:
 
 
 def _collect_files(file: Path, root: Path, excluded: Collection[Path], found: set[Path]) -> None:
-    """Add to `found` the files below `root` that a file imports or names, and those that the modules among them do.
+    """Add to `found` the files below `root` that a file imports or names, and those that copied modules do in turn.
 
     Args:
         file: A Python file.
@@ -202,23 +202,28 @@ def _collect_files(file: Path, root: Path, excluded: Collection[Path], found: se
     # A module is looked for beside the file that imports it, and beside the first one, whose folder is on the path.
     folders = tuple(dict.fromkeys((file.parent, root)))
     places = [
-        place for name in _list_imports(tree) for folder in folders for place in _find_module(folder, name)
+        place
+        for name in _list_imports(tree)
+        for folder in folders
+        for place in _iterate_module_files(folder, name)
     ]
     for pattern in _list_named_patterns(tree):
         for folder in folders:
-            places += _find_module(folder, pattern.partition(".")[0]) if _is_module(folder, pattern) else ()
+            if _is_module_path(folder, pattern):
+                places += _iterate_module_files(folder, pattern.partition(".")[0])
             places += _find_files(folder, file, pattern)
     for place in places:
         target = place.resolve()
         is_excluded = any(target.is_relative_to(each) for each in excluded)
-        if place in found or is_excluded or not place.is_relative_to(root) or not _may_leave(target, root):
+        is_found_or_outside = place in found or not place.is_relative_to(root)
+        if is_found_or_outside or is_excluded or not _can_be_copied(target, root):
             continue
         found.add(place)
         if place.suffix == ".py":
             _collect_files(place, root, excluded, found)
 
 
-def _may_leave(file: Path, root: Path) -> bool:
+def _can_be_copied(file: Path, root: Path) -> bool:
     """Return whether a file may be copied: it is below a folder, not hidden there, and no private key."""
     if not file.is_relative_to(root) or is_private_key(file):
         return False
@@ -283,7 +288,7 @@ def _list_filled(pattern: str) -> Iterator[str]:
         yield pattern
 
 
-def _is_module(folder: Path, text: str) -> bool:
+def _is_module_path(folder: Path, text: str) -> bool:
     """Return whether a text such as "lib.extra" is the dotted path of a module, as `importlib.import_module` takes it."""
     if not _DOTTED.fullmatch(text):
         return False
@@ -291,7 +296,7 @@ def _is_module(folder: Path, text: str) -> bool:
     return path.with_name(f"{path.name}.py").is_file() or (path / "__init__.py").is_file()
 
 
-def _find_module(folder: Path, name: str) -> Iterator[Path]:
+def _iterate_module_files(folder: Path, name: str) -> Iterator[Path]:
     """Yield the files of a module or package that is imported in a folder: Python, compiled, and all files of a package."""
     yield from filter(Path.is_file, (folder / f"{name}.py", folder / f"{name}.so", folder / f"{name}.pyd"))
     yield from sorted(folder.glob(f"{glob.escape(name)}.*.so"))

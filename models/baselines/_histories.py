@@ -94,8 +94,7 @@ def compute_ndcg(
 def list_user_items(seq: Sequences, n_items: int, splits: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the offset of each user [U + 1], and the distinct items of each user in some splits in ascending order."""
     events = np.flatnonzero(np.isin(seq.split, splits))
-    user = np.searchsorted(seq.offsets, events, side="right") - 1
-    pair = np.unique(user * n_items + seq.item[events])
+    pair = np.unique(seq.find_users(events) * n_items + seq.item[events])
     return np.searchsorted(pair // n_items, np.arange(len(seq) + 1)), pair % n_items
 
 

@@ -65,10 +65,9 @@ class ItemKnn(FittedInParts):
         matrix = _make_matrix(seq, self._n_items, splits)
         users, positions = draw_validation_events(seq, splits, self._seed, "item_knn")
         best, best_similarity = -1.0, self._similarity
-        for name, recommender_class in _WEIGHTINGS.items():
-            recommender = recommender_class(
-                K=self._n_neighbours + 1, num_threads=1
-            )  # an item is its own neighbour
+        for name, recommender_class in list(_WEIGHTINGS.items())[: None if len(users) else 1]:
+            # One more, because an item is its own neighbour.
+            recommender = recommender_class(K=self._n_neighbours + 1, num_threads=1)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ParameterWarning)  # of a conversion within the library
                 recommender.fit(matrix, show_progress=False)

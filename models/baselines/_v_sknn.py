@@ -82,7 +82,7 @@ class VSknn(FittedInParts):
         """List the most recent sessions of each item, the newest first."""
         newest = np.zeros(len(seq), np.int64)
         events = np.flatnonzero(np.isin(seq.split, splits))
-        np.maximum.at(newest, np.searchsorted(seq.offsets, events, side="right") - 1, seq.time[events])
+        np.maximum.at(newest, seq.find_users(events), seq.time[events])
         order = np.argsort(-newest, kind="stable")
         self._rank_of_session = np.empty(len(seq), np.int64)
         self._rank_of_session[order] = np.arange(len(seq))

@@ -332,17 +332,17 @@ def list_names(text: str) -> set[str]:
     Returns:
         The names; an empty set if the condition cannot be parsed, which `compile_condition` reports.
     """
-    return {node.id for node in _walk(text) if isinstance(node, ast.Name)}
+    return {node.id for node in _list_nodes(text) if isinstance(node, ast.Name)}
 
 
 def list_boolean_names(text: str) -> set[str]:
     """Return the names in a condition that are compared with true or false, as `list_names` returns all."""
-    operands = [[node.left, *node.comparators] for node in _walk(text) if isinstance(node, ast.Compare)]
+    operands = [[node.left, *node.comparators] for node in _list_nodes(text) if isinstance(node, ast.Compare)]
     names = [{node.id for node in nodes if isinstance(node, ast.Name)} for nodes in operands]
     return {name for group in names if group & {"true", "false"} for name in group} - {"true", "false"}
 
 
-def _walk(text: str) -> list[ast.AST]:
+def _list_nodes(text: str) -> list[ast.AST]:
     """Return all nodes of a condition; none if it cannot be parsed."""
     try:
         with warnings.catch_warnings():

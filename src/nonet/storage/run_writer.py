@@ -291,12 +291,11 @@ class RunWriter:
                 self._files[name] = entry
             self._collected.pop(0)
 
-    def has(self, path: Path) -> bool:
+    def has_file(self, path: Path) -> bool:
         """Return whether the run has a file or folder: locally, or stored by a worker of whose answer this writer knows."""
-        name = self._copy.to_name(path)
         with self._lock:
-            known = [*self._files, *(collected for collected, _ in self._collected)]
-        return path.exists() or any(PurePosixPath(file).is_relative_to(name) for file in known)
+            known = RunTree({**self._files, **dict(self._collected)})
+        return path.exists() or bool(known.select(self._copy.to_name(path)))
 
     def _find_deleted_generation(self, name: str) -> int:
         """Return the newest generation when a file, or a folder above it, was deleted; -1 if none was."""
