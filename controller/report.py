@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,6 +88,7 @@ def make_report(
         "absent_reads": _count_absent_reads(run),
         "peak_rss_bytes": 0,  # the driver fills it in
         "weights": dict(weights),
+        "processor": _read_processor(),
         "versions": {
             "python": platform.python_version(),
             **{name: _find_version(name) for name in _PACKAGES},
@@ -347,3 +349,12 @@ def _find_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _read_processor() -> str:
+    """Return the name of this machine's processor, and its architecture if the system does not tell the name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

@@ -98,6 +98,7 @@ _COMMANDS = {
     "run": running.run,
     "resume": running.resume,
     "tune": running.tune,
+    "board": running.board,
     "plan": running.plan,
     "submit": running.submit,
     "stop": running.stop,

@@ -111,6 +111,7 @@ ROOMS = {
             "after",
             "after/chaos",
             "tune",
+            "board",
         ),
         *(
             "serving/access",

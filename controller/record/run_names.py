@@ -117,8 +117,8 @@ def list_runs() -> list[RunFolder]:
 
 
 def list_grouped_runs(folder: Path) -> list[RunFolder]:
-    """Return the runs in a folder that `--seeds`, `tune` or `tradeoff` filled, in the order of `list_runs`."""
-    return _sort_by_start([*folder.glob("*"), *folder.glob("trials/*/*")])
+    """Return the runs in a folder that `--seeds`, `tune`, `tradeoff` or `board` filled, in the order of `list_runs`."""
+    return _sort_by_start([*folder.glob("*"), *folder.glob("trials/*/*"), *folder.glob("*/seed-*")])
 
 
 def list_all_runs() -> list[RunFolder]:

@@ -10,6 +10,7 @@ from .recommend import recommend_for as recommend_for
 from .seeds import combine_seeds as combine_seeds
 from .seeds import format_seeds as format_seeds
 from .seeds import resume_seeds as resume_seeds
+from .seeds import run_seed as run_seed
 from .seeds import run_seeds as run_seeds
 from .tradeoff import format_curve as format_curve
 from .tradeoff import run_tradeoff as run_tradeoff

@@ -64,24 +64,41 @@ def run_seeds(
     folder = (run_dir or create_run(f"{scenario.name}-seeds").path).absolute()
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
-    scenario_by_seed = {}
-    for seed in seeds:
-        stored = RunFolder(_get_seed_dir(folder, seed)).scenario
-        seed_scenario = api.scenario(
-            source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None
-        )
-        if stored.exists():
-            check_same(seed_scenario.scenario, RunFolder(stored.parent))
-        scenario_by_seed[seed] = seed_scenario
+    scenario_by_seed = {
+        seed: _load_seed(source, changes, seed, _get_seed_dir(folder, seed)) for seed in seeds
+    }
     _write_start(folder, source, seeds, changes, command)
+    return folder, combine_seeds(
+        seeds, folder, lambda seed, path: _run_seed(scenario_by_seed[seed], path, command)
+    )
 
-    def start(seed: int, path: Path) -> bool:
-        """Run or resume a seed; return whether it has finished."""
-        if list(RunFolder(path).checkpoints.glob("step-*")):
-            return api.resume(path, scenario_file=scenario_by_seed[seed]).state != "stopped"
-        return api.run(scenario_by_seed[seed], run_dir=path, command=command).state != "stopped"
 
-    return folder, combine_seeds(seeds, folder, start)
+def run_seed(source: str, changes: Sequence[str], seed: int, path: Path, command: str = "") -> bool:
+    """Run a scenario with a seed in a folder, or continue such a run from its newest checkpoint.
+
+    Returns:
+        Whether it has finished; else it was stopped.
+
+    Raises:
+        ConfigError: The folder has a run of another scenario.
+    """
+    return _run_seed(_load_seed(source, changes, seed, path), path, command)
+
+
+def _load_seed(source: str, changes: Sequence[str], seed: int, path: Path) -> api.ScenarioFile:
+    """Load the scenario of one seed. Raises ConfigError if its folder has a run of another scenario."""
+    stored = RunFolder(path).scenario
+    scenario = api.scenario(source, [*changes, f"seed={seed}"], stored=stored if stored.exists() else None)
+    if stored.exists():
+        check_same(scenario.scenario, RunFolder(path))
+    return scenario
+
+
+def _run_seed(scenario: api.ScenarioFile, path: Path, command: str) -> bool:
+    """Run or resume a scenario in a folder; return whether it has finished."""
+    if list(RunFolder(path).checkpoints.glob("step-*")):
+        return api.resume(path, scenario_file=scenario).state != "stopped"
+    return api.run(scenario, run_dir=path, command=command).state != "stopped"
 
 
 def resume_seeds(folder: Path, changes: Sequence[str]) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ def create_from_data(
     notes: list[str] = []
     with _remove_folder_on_error(folder):
         table_format = TableFormat.from_options(columns_by_role, distinct_texts)
-        data = _make_data_section(source, table_format, folder, target.parent, notes)
+        data = make_data_section(source, table_format, folder, target.parent, notes)
         if distinct_texts is not None:
             data["missing"] = distinct_texts
         text, data_lines = _build_scenario(name, data_path, data, reward_path, target.parent, clicks, notes)
@@ -137,7 +137,7 @@ def _remove_folder_on_error(folder: Path) -> Iterator[None]:
         raise
 
 
-def _make_data_section(
+def make_data_section(
     source: DataSource, table_format: TableFormat, folder: Path, base_dir: Path, notes: list[str]
 ) -> dict[str, Any]:
     """Return the scenario's `data` section, after importing tables that are not Parquet files.
@@ -163,7 +163,7 @@ def _make_csv_section(
     """Return the `data` section of tables of which one is text, after writing both to `folder` as Parquet.
 
     Columns keep their names and times their unit, which files for the finished run will have too, unless a name has a role in
-    only one of the tables that have it. The arguments are those of `_make_data_section`.
+    only one of the tables that have it. The arguments are those of `make_data_section`.
     """
     interactions, items = source.interactions, source.items
     assert interactions is not None  # a source of CSV has a table of interactions
@@ -187,7 +187,7 @@ def _make_parquet_section(
     """Return the `data` section of Parquet tables, with the names of columns that are not the default ones.
 
     If the name of the item column differs between the two tables, copies with the default names are written to `folder`.
-    The arguments are those of `_make_data_section`.
+    The arguments are those of `make_data_section`.
     """
     interactions, items = source.interactions, source.items
     assert interactions is not None  # a Parquet source has a table of interactions

@@ -15,7 +15,7 @@ from nonet.trust import approve_opened_folders, import_no_code
 
 _ENTRY_POINTS = "nonet.verbs"  # the group of entry points
 _PAGE = "docs/how-to/extend.md"  # for errors
-_RUNNING = ("run", "plan", "tune", "submit", "resume", "tradeoff", "parity", "chaos", "manifest")
+_RUNNING = ("run", "plan", "tune", "board", "submit", "resume", "tradeoff", "parity", "chaos", "manifest")
 _STEERING = ("attach", "detach", "set", "scale")
 _ASKING = ("evaluate", "recommend", "score", "serve", "publish", "export")
 _READING = frozenset(("status", "logs", "why", "runs", "report", "versions", "top"))

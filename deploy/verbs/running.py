@@ -125,6 +125,58 @@ def tune(
     print(json.dumps(result, indent=1) if as_json else format_search_result(result))
 
 
+def board(
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH,...",
+            help="Data sets (as `nonet new --data` reads them) and scenarios; may be repeated. A board that exists keeps its own.",
+        ),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="last,time,sessions",
+            help="Protocols of the data sets, by default sessions where users return to items, else last.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="1,2,3", help="Seeds of each entry, by default 1.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="2h", help="No run starts that is expected to end after this time.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(callback=refuse_address, help="The folder of the board; an existing board continues."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the recommender with baselines and published results on several data sets, by the same protocols."""
+    from nonet.deploy.board import format_board, run_board
+    from nonet.units import parse_seconds
+
+    try:
+        budget_s = None if budget is None else parse_seconds(budget)
+    except ValueError as error:
+        raise ConfigError(f"--budget: {error}") from None
+    folder, result, is_complete = run_board(
+        data or [],
+        [part for part in (protocol or "").split(",") if part],
+        [] if seeds is None else parse_seeds(seeds),
+        budget_s=budget_s,
+        run_dir=run_dir,
+        command=_format_command(),
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(result, indent=1) if as_json else format_board(result, folder))
+    if result["failed"]:
+        sys.exit(1)
+    if not is_complete:
+        print(f"not complete. Continue with: nonet board --run-dir {folder}", file=sys.stderr)
+        sys.exit(130)
+
+
 def plan(
     scenario: ScenarioArg,
     change: SetOption = None,

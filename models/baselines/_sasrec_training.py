@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nonet.models.baselines._histories import FittedInParts, compute_ndcg, split_prompts
 from nonet.models.baselines._sasrec import SasRecNet
-from nonet.models.baselines.kinds import FULL_SOFTMAX, TRIALS, SasRecOptions
+from nonet.models.baselines.kinds import FULL_SOFTMAX, SasRecOptions
 from nonet.random import hash_words, rng
 from nonet.samples.batches import list_prompts, make_prompt_batch, make_training_batch
 from nonet.samples.sequences import TRAIN, VALID, Sequences
@@ -53,7 +53,7 @@ class SasRec(FittedInParts):
         self._seed, self._history, self._options = seed, history, SasRecOptions(**options)
         self._empty_sids = np.empty((n_items, 0), np.int32)
         self._samples_negatives = n_items > FULL_SOFTMAX
-        self._net = self._build_network(dropout=0.0, widths=1)
+        self._net = self._build_network(0.0, self._options.width)
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
         """Train on the events of these splits, one epoch per step of the iterator.
@@ -72,15 +72,16 @@ class SasRec(FittedInParts):
                     best = epoch
                 yield
         assert best is not None
-        lr, dropout, widths = TRIALS[best.trial]
-        self._net = self._build_network(0.0, widths)
+        lr, dropout, width = self._options.get_trial(best.trial)
+        self._net = self._build_network(0.0, width)
         self._net.load_state_dict(best.weights)
         self.trained = {
             "seconds": round(seconds, 1),
             "epochs": epochs,
             "trials": self._options.trials,
             "loss": self._describe_loss(),
-            "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}, width {widths * self._options.width}: "
+            "options": {"lr": lr, "dropout": dropout, "width": width},
+            "best": f"epoch {best.number} at learning rate {lr:g}, dropout {dropout:g}, width {width}: "
             f"validation NDCG@10 {best.ndcg:.4f} on {len(users)} prompts",
         }
 
@@ -96,8 +97,8 @@ class SasRec(FittedInParts):
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray
     ) -> Iterator[_Epoch]:
         """Yield the epochs of a trial, until validation has not improved for `patience` epochs."""
-        lr, dropout, widths = TRIALS[trial]
-        net = self._build_network(dropout, widths)
+        lr, dropout, width = self._options.get_trial(trial)
+        net = self._build_network(dropout, width)
         best = (
             -1.0,
             0,
@@ -169,13 +170,13 @@ class SasRec(FittedInParts):
             seq, self._empty_sids, users, positions, history=self._history, stage="sasrec"
         )
 
-    def _build_network(self, dropout: float, widths: int) -> SasRecNet:
-        """Create a network of a multiple of `width` with weights drawn from the seed; torch's generator does not change."""
+    def _build_network(self, dropout: float, width: int) -> SasRecNet:
+        """Create a network with weights drawn from the seed; torch's generator does not change."""
         options = self._options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))
             net = SasRecNet(
-                len(self._empty_sids), widths * options.width, options.layers, options.heads, dropout
+                len(self._empty_sids), width, options.layers, options.heads, dropout
             )
         return net.eval()
 

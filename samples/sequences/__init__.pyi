@@ -46,6 +46,7 @@ from .labels import name_task as name_task
 from .pairs import PairCounter as PairCounter
 from .pairs import select_top_neighbours as select_top_neighbours
 from .repeats import ALLOW as ALLOW
+from .repeats import LIMIT as LIMIT
 from .repeats import MASK as MASK
 from .repeats import choose_policy as choose_policy
 from .repeats import compute_repeat_shares as compute_repeat_shares

@@ -6,6 +6,5 @@ from .base import SparseVotes as SparseVotes
 from .base import make_baseline as make_baseline  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .popularity import Popularity as Popularity
 from .sasrec import FULL_SOFTMAX as FULL_SOFTMAX
-from .sasrec import TRIALS as TRIALS
 from .sasrec import SasRecOptions as SasRecOptions
 from .transition_counter import score_all_items as score_all_items

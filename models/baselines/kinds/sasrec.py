@@ -41,6 +41,10 @@ class SasRecOptions(StrictModel):
             description="number of settings of learning rate, dropout and width that are tried; validation selects one",
         ),
     ] = 1
+    lr: Annotated[
+        float | None, Field(gt=0, description="learning rate; by default that of the trial")
+    ] = None
+    dropout: Annotated[float | None, Field(ge=0, lt=1, description="by default that of the trial")] = None
     width: Positive = 64
     layers: Positive = 2
     heads: Positive = 2
@@ -54,7 +58,14 @@ class SasRecOptions(StrictModel):
     def _check_width(self) -> SasRecOptions:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} must be heads ({self.heads}) times an even number")
+        if self.trials > 1 and (self.lr is not None or self.dropout is not None):
+            raise ValueError("trials choose lr and dropout; omit trials, or lr and dropout")
         return self
+
+    def get_trial(self, trial: int) -> tuple[float, float, int]:
+        """Return the learning rate, dropout and width of a trial."""
+        lr, dropout, widths = TRIALS[trial]
+        return self.lr or lr, dropout if self.dropout is None else self.dropout, widths * self.width
 
 
 SPEC = BaselineSpec("nonet.models.baselines._sasrec_training:SasRec", SasRecOptions)

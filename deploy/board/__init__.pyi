@@ -1,0 +1,2 @@
+from .board import format_board as format_board
+from .board import run_board as run_board

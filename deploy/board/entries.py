@@ -1,0 +1,241 @@
+"""The entries of a board: a data set with one protocol, or a scenario with its own.
+
+A protocol is a scenario without tables. The scenario of an entry is a file in the board's folder, so `nonet run` repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from nonet import yaml
+from nonet.atomic import write_whole
+from nonet.controller.scenario import find_scenario, list_shipped_scenarios
+from nonet.controller.setup import make_data_setup
+from nonet.deploy.new import find_source, make_data_section
+from nonet.deploy.run import api
+from nonet.errors import ConfigError, DataError
+from nonet.models.baselines.kinds import BASELINES
+from nonet.samples.profiles import DataProfile, read_profile
+from nonet.samples.sequences import ALLOW, LIMIT
+from nonet.samples.tables import TableFormat, read_interactions, read_items
+from nonet.suggest import join_names, suggest_sentence
+
+OWN = "own"  # the protocol of entries that are scenarios
+PROTOCOLS = {
+    "last": "Each user's last event is tested and the one before it validates. All items are ranked but those that the user "
+    "has seen, for all users.",
+    "time": "The newest tenth of all events is tested, and the tenth before it validates. All items are ranked, after each "
+    "event of a user; those that the user has seen are left out where the data have no repeats.",
+    "sessions": "Each session's last event is tested and the one before it validates. All items are ranked, and seen ones too.",
+    OWN: "The scenario's own.",
+}
+METRICS = [*(f"{name}@{k}" for name in ("recall", "ndcg") for k in (5, 10, 20)), "mrr@20"]
+_BASELINES: tuple[dict[str, Any], ...] = (
+    *(
+        {"use": name}
+        for name in (
+            *("popularity", "recent_popularity", "transition_counter", "attribute_counter"),
+            *("item_knn", "v_sknn", "ease", "ials"),
+        )
+    ),
+    {"use": "sasrec", "trials": 8, "epochs": 40},
+)
+_WIDTH = 20  # of lists, for metrics at 20
+_TIME_SHARES = (0.8, 0.9)  # of the events, before validation and before the test
+
+
+@dataclass(frozen=True, slots=True)
+class BoardEntry:
+    """One entry of a board.
+
+    Attributes:
+        name: The name of the data set or of the scenario.
+        protocol: A key of `PROTOCOLS`.
+        source: The absolute path of the data set, or the path or name of the scenario.
+        baselines: The baselines that it is compared with, as in `evaluate.baselines`.
+    """
+
+    name: str
+    protocol: str
+    source: str
+    baselines: Sequence[Mapping[str, Any]]
+
+    @property
+    def key(self) -> str:
+        """The name of the entry's files in the board's folder."""
+        return self.name if self.protocol == OWN else f"{self.name}-{self.protocol}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as JSON."""
+        return asdict(self)
+
+    def get_scenario(self, folder: Path) -> str:
+        """Return the path or name of the entry's scenario, in the board's folder."""
+        return self.source if self.protocol == OWN else str(folder / f"{self.key}.yaml")
+
+
+def parse_entries(
+    data: Sequence[str], protocols: Sequence[str], folder: Path, known: Sequence[BoardEntry]
+) -> tuple[list[BoardEntry], list[str]]:
+    """Read what --data and --protocol name, and import data sets that the board does not have yet.
+
+    Args:
+        data: Data sets and scenarios, each as [NAME=]PATH, or several with commas between.
+        protocols: Protocols of data sets; empty to choose one for each by its repeats.
+        folder: The board's folder.
+        known: The entries that the board has already.
+
+    Returns:
+        All entries, whose scenarios exist, and notes about new data.
+
+    Raises:
+        ConfigError: A name, a path or a protocol is wrong, or the data lack what the protocol needs.
+        DataError: The tables of a data set are wrong.
+    """
+    choices = [name for name in PROTOCOLS if name != OWN]
+    for protocol in protocols:
+        if protocol not in choices:
+            raise ConfigError(
+                f"--protocol {protocol}: no such protocol; there are {join_names(choices)}."
+                f"{suggest_sentence(protocol, choices)}"
+            )
+    entries, notes = list(known), []
+    for text in (part for option in data for part in option.split(",") if part):
+        name, path = _split_source(text)
+        is_scenario = path in list_shipped_scenarios() or Path(path).suffix in (".yaml", ".yml")
+        if not is_scenario:
+            source = str(Path(path).absolute())
+        else:
+            source = path if path in list_shipped_scenarios() else str(find_scenario(path).absolute())
+        same_name = [entry for entry in entries if entry.name == name]
+        if others := [entry.source for entry in same_name if entry.source != source]:
+            raise ConfigError(
+                f"--data {text}: {name} is the name of {others[0]} in this board; write OTHER={path}"
+            )
+        known_protocols = [entry.protocol for entry in same_name]
+        wanted = [OWN] if is_scenario else protocols or known_protocols
+        if wanted and set(wanted) <= set(known_protocols):
+            continue
+        if is_scenario:
+            scenario_file = api.scenario(source)
+            data_setup = make_data_setup(scenario_file.scenario, scenario_file.folder).options
+            table_format = TableFormat.from_options(data_setup.columns, data_setup.missing)
+            profile = read_profile(data_setup.interactions, data_setup.items, table_format)
+            entries.append(
+                BoardEntry(name, OWN, source, _select_baselines(name, profile, data_setup.items, table_format, notes))
+            )
+        else:
+            entries += _import_source(name, Path(source), wanted, known_protocols, folder, notes)
+    return entries, notes
+
+
+def _split_source(text: str) -> tuple[str, str]:
+    """Split [NAME=]PATH; the name is by default that of the file or folder.
+
+    Raises:
+        ConfigError: The name cannot be a part of file names.
+    """
+    name, separator, path = text.partition("=")
+    if not separator or Path(text).exists():
+        name, path = Path(text).absolute().name.partition(".")[0], text
+    if not re.fullmatch(r"[A-Za-z0-9][\w+-]*", name):
+        raise ConfigError(
+            f"--data {text}: {name!r} cannot be a part of file names; write NAME=PATH with letters, digits and - in NAME"
+        )
+    return name, path
+
+
+def _import_source(
+    name: str, path: Path, wanted: Sequence[str], known: Sequence[str], folder: Path, notes: list[str]
+) -> list[BoardEntry]:
+    """Import a data set, and write the scenarios of its protocols that the board does not have yet.
+
+    Args:
+        name: The name of the data set.
+        path: Its path.
+        wanted: The protocols; empty to choose one.
+        known: The protocols that the board has already.
+        folder: The board's folder.
+        notes: A list to which notes about the data are appended.
+    """
+    table_format = TableFormat.from_options({}, None)
+    source = find_source(path, None, {}, None)
+    section = make_data_section(source, table_format, folder / f"{name}-data", folder, notes)
+    table_format = TableFormat.from_options(section.get("columns"), None)
+    interactions = folder / section["interactions"]
+    items = str(folder / section["items"]) if "items" in section else None
+    profile = read_profile(str(interactions), items, table_format)
+    baselines = _select_baselines(name, profile, items, table_format, notes)
+    entries = []
+    for protocol in wanted or [_choose_protocol(profile)]:
+        if protocol in known:
+            continue
+        entry = BoardEntry(name, protocol, str(path), baselines)
+        document = _make_document(entry, section, profile, table_format, folder)
+        document["evaluate"] = {"metrics": METRICS, "width": _WIDTH, "users": "all", "baselines": baselines} | document.get(
+            "evaluate", {}
+        )
+        text = f"# {name} by the protocol {protocol} of nonet board. {PROTOCOLS[protocol]}\n{yaml.dump(document)}"
+        write_whole(Path(entry.get_scenario(folder)), text.encode())
+        entries.append(entry)
+    return entries
+
+
+def _choose_protocol(profile: DataProfile) -> str:
+    """Choose `sessions` for data in which users return to items, which `last` would mask, else `last`."""
+    return "sessions" if profile.repeats > LIMIT else "last"
+
+
+def _select_baselines(
+    name: str, profile: DataProfile, items: str | None, table_format: TableFormat, notes: list[str]
+) -> list[dict[str, Any]]:
+    """Return the board's baselines that fit the items of a data set; `notes` get the reasons why others do not."""
+    catalogue = (
+        read_items(items, table_format)
+        if items
+        else pa.table({"item_id": pa.array(range(profile.items), pa.int64())})
+    )
+    fitting = []
+    for options in _BASELINES:
+        check = BASELINES.get(options["use"]).check_items
+        try:
+            if check:
+                check(catalogue, options)
+            fitting.append(options)
+        except (ConfigError, DataError) as error:
+            notes.append(f"{name}: {error}")
+    return fitting
+
+
+def _make_document(
+    entry: BoardEntry, section: Mapping[str, Any], profile: DataProfile, table_format: TableFormat, folder: Path
+) -> dict[str, Any]:
+    """Return the scenario of an entry without its `evaluate` section, but for what the protocol adds there.
+
+    Raises:
+        ConfigError: The protocol needs times, and the data have none.
+    """
+    name = re.sub(r"\W", "_", entry.key)
+    if entry.protocol == "last":
+        return {"extends": "amazon-sid", "name": name, "data": dict(section)}
+    document = {"name": name, "seed": 1, "settings": "data", "data": dict(section), "stages": {"pretrain": {}}}
+    if entry.protocol == "sessions":
+        document["data"] |= {"repeats": ALLOW, "split": {"use": "leave_last_out", "test": 1, "valid": 1}}
+    else:
+        if profile.counted or profile.first == profile.last:
+            raise ConfigError(
+                f"--protocol time: {entry.name} has no times, only the order of each user's events; use --protocol last"
+            )
+        times = read_interactions(str(folder / section["interactions"]), table_format)["timestamp"]
+        valid_s, test_s = np.quantile(np.asarray(times), _TIME_SHARES, method="nearest").astype(np.int64)
+        test = datetime.fromtimestamp(int(test_s), UTC).isoformat()
+        document["data"]["split"] = {"use": "time", "test": test, "valid": int(test_s - valid_s)}
+    return document
