@@ -285,16 +285,18 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
 
 
 _FADE = 0.6  # the default of a memory's `fade`
+# The share of co-occurring items in the votes: chosen on validation (docs/benchmarks/quality.md, "What was tried").
+_COOCCURRENCE_SHARE = 0.4
 
 
 class Memory(StrictModel):
     """A memory of items that voters vote for, mixed with the model's scores (`nonet.models.generation.memory`)."""
 
     voters: Annotated[
-        list[Literal["transitions", "nearest"]],
+        list[Literal["transitions", "cooccurrence", "nearest"]],
         Field(
-            description="transitions: items that follow a user's events; nearest: items whose rows are nearest to the "
-            "user's state"
+            description="transitions: items that follow a user's events; cooccurrence: items that are often in the same "
+            "histories; nearest: items whose rows are nearest to the user's state"
         ),
     ] = ["transitions"]
     width: Annotated[
@@ -340,7 +342,7 @@ class Memory(StrictModel):
     def _check_voters(cls, voters: list[str]) -> list[str]:
         """Check that transitions are among the voters, and that no voter is listed twice."""
         if "transitions" not in voters or len(set(voters)) < len(voters):
-            raise ValueError("voters must be transitions, or transitions and nearest, each once")
+            raise ValueError("voters must be transitions, alone or with cooccurrence and nearest, each once")
         return voters
 
     @field_validator("decay")
@@ -393,6 +395,7 @@ class Model(Replaceable):
         new_keys = [key for key in ("decay", "signals") if getattr(memory, key)]
         return {
             **memory.model_dump(include={"width", "last", "fade", *new_keys}),
+            **({"cooccurrence": _COOCCURRENCE_SHARE} if "cooccurrence" in memory.voters else {}),
             "nearest": "nearest" in memory.voters,
         }
 

@@ -7,6 +7,7 @@ journal records than the restored checkpoint are deleted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,11 @@ from nonet.controller.record.validations import ValidationRecord
 from nonet.errors import CheckpointError, ConfigError
 from nonet.options import Positive, StrictModel
 from nonet.storage import RunWriter, remove
-from nonet.workers.roles import StageSetup
+from nonet.workers.roles import StageSetup, make_ranks_name
+
+_RANKS_NAME = re.compile(
+    make_ranks_name("(.+)", r"step-(\d+)")
+)  # of a validation's ranks: its stage and its step
 
 
 class CheckpointKeepOptions(StrictModel):
@@ -194,6 +199,11 @@ class CheckpointLog:
         if self._writer:
             self._writer.commit_or_wait()
 
+    def _list_files(self, folder: Path) -> list[str]:
+        """Return the names of the files in a folder of the run, also of those that workers on other nodes have stored."""
+        stored = self._writer.list_files(folder) if self._writer else []
+        return sorted({*stored, *(path.name for path in folder.glob("*"))})
+
     def has_file(self, path: Path) -> bool:
         """Return whether the run has a file or folder, in object storage also on other nodes."""
         return self._writer.has_file(path) if self._writer else path.exists()
@@ -289,9 +299,13 @@ class CheckpointLog:
                 subjects.remove(make_rerank_name(name))
                 reward_files.remove(f"{name}.rewards.rerank.npz")
             result_files = [f"{subject}.{suffix}" for subject in subjects for suffix in ("json", "npz")]
+            ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
+            for file in self._list_files(self._run.results):
+                ranks = _RANKS_NAME.fullmatch(file)
+                if ranks and ranks[1] == name and int(ranks[2]) > manifest.step:
+                    result_files.append(file)
             for file in (*reward_files, *result_files):
                 remove(self._run.results / file, f"after step {manifest.step}, to which the run was cut")
-            ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
         self.journal.close()
         cut_journal(self._run.journal, manifest.journal)
         self.journal = Journal(self._run.journal)

@@ -45,17 +45,20 @@ def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
             session.deadlines.tokenise,
             session.add_note,
         )
-    for artifact_folder in list_artifact_folders(session.run, facts):
-        session.require_stored(artifact_folder)
+    session.require_stored(*list_artifact_files(session.run, facts))
     if warm_start is not None:
         facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
 
 
-def list_artifact_folders(run: RunFolder, facts: Mapping[str, Any]) -> list[Path]:
-    """Return the folders of the artifacts that are the run's own."""
-    folders = (Path(artifact["path"]) for artifact in facts["artifacts"].values())
-    return [folder for folder in folders if folder.is_relative_to(run.path)]
+def list_artifact_files(run: RunFolder, facts: Mapping[str, Any]) -> list[Path]:
+    """Return the files of the artifacts that are the run's own; the folder of one whose files an earlier version did not list."""
+    return [
+        Path(artifact["path"]) / name
+        for artifact in facts["artifacts"].values()
+        if Path(artifact["path"]).is_relative_to(run.path)
+        for name in artifact.get("files", ("",))
+    ]
 
 
 def list_artifact_hashes(facts: Mapping[str, Any]) -> dict[str, str]:

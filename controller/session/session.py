@@ -46,7 +46,7 @@ from nonet.controller.scenario import (
     load_scenario,
     restore_values,
 )
-from nonet.controller.session.artifacts import list_artifact_folders, make_artifacts, make_run_stages
+from nonet.controller.session.artifacts import list_artifact_files, make_artifacts, make_run_stages
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.scaling import WorkerScaling, write_plan
@@ -261,22 +261,25 @@ class Session:
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
-    def require_stored(self, path: Path) -> None:
-        """Commit a file or folder that a worker has made, before a result counts that stands for it.
+    def require_stored(self, *paths: Path) -> None:
+        """Commit files or folders that a worker has made, before a result counts that stands for them.
 
         Raises:
-            WorkerLost: A run in object storage does not have it, and workers have died: with them, what they could not tell.
+            WorkerLost: A run in object storage lacks one, and workers have died: with them, what they could not tell.
         """
-        self.checkpoint_log.store_changes()
-        if not self.checkpoint_log.has_file(path) and (dead := self.groups.binding.list_dead_workers()):
-            raise WorkerLost(f"{path.relative_to(self.run.path)} was lost with {', '.join(dead)}")
+        # The first answer of a worker may be to a question from before it made the files.
+        for _ in range(2):
+            self.checkpoint_log.store_changes()
+            missing = [path for path in paths if not self.checkpoint_log.has_file(path)]
+            if not missing:
+                return
+        if dead := self.groups.binding.list_dead_workers():
+            raise WorkerLost(f"{missing[0].relative_to(self.run.path)} was lost with {', '.join(dead)}")
 
     def tokenise(self) -> dict[str, Any]:
         """Make the sequences, semantic ids and catalogue unless the run has them, and return the facts about them."""
         facts = self.run.read_facts()
-        if facts is None or not all(
-            map(self.checkpoint_log.has_file, list_artifact_folders(self.run, facts))
-        ):
+        if facts is None or not all(map(self.checkpoint_log.has_file, list_artifact_files(self.run, facts))):
             facts = make_artifacts(self, self.folder)
         ReadingFacts.from_scenario(self.scenario).store(self.run, facts)
         self.facts: dict[str, Any] = facts

@@ -63,6 +63,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         known=known_run,
         transitions=scenario.model.make_count_options(),
         signals=tuple(scenario.model.list_signals()),
+        counts_cooccurrence="cooccurrence" in scenario.model.list_voters(),
         prepare=data.prepare,
         compress=data.events,
         labels=tuple(

@@ -26,7 +26,14 @@ from nonet.controller.record import RunFolder, find_run, open_for_writing
 from nonet.controller.setup import get_scenario_folder
 from nonet.deploy.opened import OpenedRun, Vocabulary, read_run_items
 from nonet.errors import ConfigError, DataError
-from nonet.models.generation import Corpus, ItemSignals, Trie, list_signal_files
+from nonet.models.generation import (
+    COOCCURRENCE_PREFIX,
+    Corpus,
+    ItemSignals,
+    Trie,
+    list_memory_files,
+    open_cooccurrence,
+)
 from nonet.models.tokenizer import KnownSids, compute_item_vectors, extend_signals
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import as_numbers, compute_keys
@@ -212,9 +219,12 @@ def _copy_sequences(source: Path, target: Path, items: pa.Table, keys_M: np.ndar
 
 
 def _write_memory(target: Path, corpus: Corpus, items: pa.Table) -> None:
-    """Write the counts of transitions, and the signals of the memory if it has any, with the new items of a table."""
+    """Write the files of the memory with the new items of a table."""
     _extend_transitions(corpus.transitions, len(items)).save(target)
-    if files := list_signal_files(Path(corpus.folders["transitions"])):
+    files = list_memory_files(Path(corpus.folders["transitions"]))
+    if cooccurrence := open_cooccurrence(files, len(corpus.transitions)):
+        _extend_transitions(cooccurrence, len(items)).save(target, COOCCURRENCE_PREFIX)
+    if "signal_words" in files:
         signals = ItemSignals.map(files)
         extend_signals(signals, items.slice(len(signals))).save(target)
 

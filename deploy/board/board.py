@@ -111,7 +111,11 @@ def _write_board(folder: Path, board: Mapping[str, Any]) -> None:
 
 
 def _run_entries(
-    entries: Sequence[BoardEntry], board: dict[str, Any], folder: Path, end_s: float, say: Callable[[str], None]
+    entries: Sequence[BoardEntry],
+    board: dict[str, Any],
+    folder: Path,
+    end_s: float,
+    say: Callable[[str], None],
 ) -> bool:
     """Run what is not finished and update the board after each run.
 
@@ -135,7 +139,12 @@ def _run_entries(
 
 
 def _run_entry(
-    entry: BoardEntry, seed: int, board: dict[str, Any], folder: Path, end_s: float, say: Callable[[str], None]
+    entry: BoardEntry,
+    seed: int,
+    board: dict[str, Any],
+    folder: Path,
+    end_s: float,
+    say: Callable[[str], None],
 ) -> bool:
     """Run an entry with a seed unless that is finished; return whether it is finished then. A failure goes to the board."""
     run = _get_run(folder, entry, seed)
@@ -157,7 +166,7 @@ def _run_entry(
 
 
 def _make_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
-    """Return the changes of an entry's scenario: the board's metrics, and baselines with the options that the first seed chose."""
+    """Return the changes of an entry's scenario: its metrics, and baselines with the options that the first seed chose."""
     report = _get_run(folder, entry, seeds[0]).read_json("report.json") or {}
     chosen = {name: facts.get("options") for name, facts in (report.get("trained") or {}).items()}
     baselines = [

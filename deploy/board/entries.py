@@ -130,7 +130,9 @@ def parse_entries(
             table_format = TableFormat.from_options(data_setup.columns, data_setup.missing)
             profile = read_profile(data_setup.interactions, data_setup.items, table_format)
             entries.append(
-                BoardEntry(name, OWN, source, _select_baselines(name, profile, data_setup.items, table_format, notes))
+                BoardEntry(
+                    name, OWN, source, _select_baselines(name, profile, data_setup.items, table_format, notes)
+                )
             )
         else:
             entries += _import_source(name, Path(source), wanted, known_protocols, folder, notes)
@@ -180,9 +182,12 @@ def _import_source(
             continue
         entry = BoardEntry(name, protocol, str(path), baselines)
         document = _make_document(entry, section, profile, table_format, folder)
-        document["evaluate"] = {"metrics": METRICS, "width": _WIDTH, "users": "all", "baselines": baselines} | document.get(
-            "evaluate", {}
-        )
+        document["evaluate"] = {
+            "metrics": METRICS,
+            "width": _WIDTH,
+            "users": "all",
+            "baselines": baselines,
+        } | document.get("evaluate", {})
         text = f"# {name} by the protocol {protocol} of nonet board. {PROTOCOLS[protocol]}\n{yaml.dump(document)}"
         write_whole(Path(entry.get_scenario(folder)), text.encode())
         entries.append(entry)
@@ -216,7 +221,11 @@ def _select_baselines(
 
 
 def _make_document(
-    entry: BoardEntry, section: Mapping[str, Any], profile: DataProfile, table_format: TableFormat, folder: Path
+    entry: BoardEntry,
+    section: Mapping[str, Any],
+    profile: DataProfile,
+    table_format: TableFormat,
+    folder: Path,
 ) -> dict[str, Any]:
     """Return the scenario of an entry without its `evaluate` section, but for what the protocol adds there.
 
@@ -226,7 +235,13 @@ def _make_document(
     name = re.sub(r"\W", "_", entry.key)
     if entry.protocol == "last":
         return {"extends": "amazon-sid", "name": name, "data": dict(section)}
-    document = {"name": name, "seed": 1, "settings": "data", "data": dict(section), "stages": {"pretrain": {}}}
+    document = {
+        "name": name,
+        "seed": 1,
+        "settings": "data",
+        "data": dict(section),
+        "stages": {"pretrain": {}},
+    }
     if entry.protocol == "sessions":
         document["data"] |= {"repeats": ALLOW, "split": {"use": "leave_last_out", "test": 1, "valid": 1}}
     else:

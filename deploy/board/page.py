@@ -78,7 +78,7 @@ def _describe_board(board: Board) -> str:
     seeds = ", ".join(map(str, board["seeds"]))
     return (
         f"Seeds {seeds}; {hours:.1f} hours of runs on {', '.join(processors) or 'no machine yet'}. Settings, commits and options "
-        "of baselines are chosen on validation; test events are used once. Differences are paired over users, with 95 % intervals."
+        "of baselines are chosen on validation; test events are used once. Differences are paired over users (95 % intervals)."
     )
 
 
@@ -107,12 +107,20 @@ def _build_summary(board: Board) -> ReportTable:
             " / ".join(format_number(scores[strongest][metric]["mean"]) for metric in metrics),
         ]
         for difference in _select_differences(entry, metrics, strongest):
-            interval = f"[{format_number(difference.low, sign=True)}, {format_number(difference.high, sign=True)}]"
+            interval = (
+                f"[{format_number(difference.low, sign=True)}, {format_number(difference.high, sign=True)}]"
+            )
             text = f"{format_number(difference.diff, sign=True)} {interval}"
             cells.append(TableCell(text, tone=difference.gain))
         rows.append(cells)
     head = [
-        *("", "test events", "recommender, recall@10 / NDCG@10", "strongest baseline", "its recall@10 / NDCG@10"),
+        *(
+            "",
+            "test events",
+            "recommender, recall@10 / NDCG@10",
+            "strongest baseline",
+            "its recall@10 / NDCG@10",
+        ),
         *("difference in recall@10", "in NDCG@10"),
     ]
     return ReportTable(head, rows)
@@ -124,7 +132,9 @@ def _find_strongest(entry: Mapping[str, Any]) -> str:
     return max(baselines, key=lambda name: entry["subjects"][name][_CHOOSING]["mean"])
 
 
-def _select_differences(entry: Mapping[str, Any], metrics: Sequence[str], other: str | None = None) -> list[Any]:
+def _select_differences(
+    entry: Mapping[str, Any], metrics: Sequence[str], other: str | None = None
+) -> list[Any]:
     """Return the differences of an entry's last stage from its baselines, or from `other` alone, in some metrics."""
     last, stages = entry["stages"][-1], entry["stages"]
     return [
@@ -171,7 +181,11 @@ def _describe_entry(entry: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"Repeat: nonet run {entry['scenario'].rpartition('/')[2]} --seeds {seeds.replace(' ', '')}"
     for name, facts in entry["trained"].items():
-        yield f"{format_name(name)}: {facts['best']}." if "best" in facts else f"{format_name(name)}: {_join_facts(facts)}."
+        yield (
+            f"{format_name(name)}: {facts['best']}."
+            if "best" in facts
+            else f"{format_name(name)}: {_join_facts(facts)}."
+        )
 
 
 def _join_facts(facts: Mapping[str, Any]) -> str:
@@ -227,10 +241,17 @@ def _build_score_table(entry: Mapping[str, Any]) -> ReportTable:
 def _build_other_table(entry: Mapping[str, Any]) -> ReportTable:
     """Build the table of published results for the same data by other protocols, which are not comparable."""
     rows: list[list[TableCell | str]] = [
-        [TableCell(row["name"], f"copied from {row['source']}"), row.get("protocol", "last"), format_number(row.get("recall@10")), format_number(row.get("ndcg@10"))]
+        [
+            TableCell(row["name"], f"copied from {row['source']}"),
+            row.get("protocol", "last"),
+            format_number(row.get("recall@10")),
+            format_number(row.get("ndcg@10")),
+        ]
         for row in entry["published_otherwise"]
     ]
-    return ReportTable(["", "protocol", "recall@10", "ndcg@10"], rows, "Published by another protocol, not comparable")
+    return ReportTable(
+        ["", "protocol", "recall@10", "ndcg@10"], rows, "Published by another protocol, not comparable"
+    )
 
 
 def _build_plain_table(scores: Mapping[str, Mapping[str, float]], caption: str) -> ReportTable:

@@ -52,7 +52,10 @@ def collect_entry(
         "alone": _average_scores(reports, "test", "model alone"),
         "memory": first.get("memory") or {},
         "trained": first.get("trained") or {},
-        "report": {key: first.get(key) for key in ("detail", "segments", "baselines", "stages", "paired", "data", "memory")},
+        "report": {
+            key: first.get(key)
+            for key in ("detail", "segments", "baselines", "stages", "paired", "data", "memory")
+        },
         "seconds": [report["wall_s"]["total"] for report in reports],
         "peak_bytes": max(report["peak_rss_bytes"] for report in reports),
         "processors": sorted({report.get("processor") or "unknown" for report in reports}),
@@ -60,7 +63,9 @@ def collect_entry(
     }
 
 
-def _average_scores(reports: Sequence[Mapping[str, Any]], split: str, search: str) -> dict[str, dict[str, float]]:
+def _average_scores(
+    reports: Sequence[Mapping[str, Any]], split: str, search: str
+) -> dict[str, dict[str, float]]:
     """Return the mean over runs of each subject's scores of one kind, by metric; subjects without them are left out."""
     scores: dict[str, dict[str, list[float]]] = {}
     for report in reports:
@@ -126,7 +131,11 @@ def compare_small_sets(
         return np.concatenate(
             [
                 np.mean(
-                    [compute_per_event(metric, run.load_results(name or small[key]["stages"][-1])) for run in runs], 0
+                    [
+                        compute_per_event(metric, run.load_results(name or small[key]["stages"][-1]))
+                        for run in runs
+                    ],
+                    0,
                 )
                 for key, runs in tested.items()
             ]
@@ -134,7 +143,9 @@ def compare_small_sets(
 
     own = {metric: concatenate(metric, None) for metric in metrics}
     paired = {
-        name: {metric: compare_paired(own[metric], concatenate(metric, name), user_N, 0) for metric in metrics}
+        name: {
+            metric: compare_paired(own[metric], concatenate(metric, name), user_N, 0) for metric in metrics
+        }
         for name in shared
     }
     return {"sets": list(small), "events": len(user_N), "paired": paired}

@@ -17,7 +17,7 @@ from nonet.deploy.opened.artifacts import check_selected, find_artifacts
 from nonet.deploy.opened.catalogues import CatalogueVersions
 from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import CheckpointError, ConfigError
-from nonet.models.generation import Corpus, Recommender
+from nonet.models.generation import Corpus, Recommender, list_memory_files
 from nonet.models.inference import ClickEngine, InferenceEngine, PrefixStates
 from nonet.plugins import load_heavy
 from nonet.samples.stores import Join
@@ -28,7 +28,6 @@ from nonet.workers.registry import (
     Version,
     VersionContents,
     VersionRegistry,
-    list_count_files,
     load_recommender,
     open_registry,
 )
@@ -348,7 +347,7 @@ class OpenedRun:
                     f"version {version.number} is of catalogue {version.catalogue}, which {self.folder.id} does not have; put "
                     "its catalogues.json back from a copy, or promote a version of a catalogue that it has"
                 )
-        counts = {} if self.setup.memory is None else list_count_files(newest.folders)
+        counts = {} if self.setup.memory is None else list_memory_files(Path(newest.folders["transitions"]))
         self.registry.renew_served(newest.trie.version, counts)
 
     def _read_served(self, number: int) -> Version | None:

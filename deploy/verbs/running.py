@@ -130,7 +130,7 @@ def board(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]PATH,...",
-            help="Data sets (as `nonet new --data` reads them) and scenarios; may be repeated. A board that exists keeps its own.",
+            help="Data sets as for `nonet new --data`, and scenarios; may be repeated. An existing board keeps its own.",
         ),
     ] = None,
     protocol: Annotated[

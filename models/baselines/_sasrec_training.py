@@ -175,9 +175,7 @@ class SasRec(FittedInParts):
         options = self._options
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_words(self._seed, "sasrec", "weights"))
-            net = SasRecNet(
-                len(self._empty_sids), width, options.layers, options.heads, dropout
-            )
+            net = SasRecNet(len(self._empty_sids), width, options.layers, options.heads, dropout)
         return net.eval()
 
     def _describe_loss(self) -> str:

@@ -20,9 +20,9 @@ from nonet.errors import ConfigError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import legal_log_softmax
 from nonet.models.generation.memory import remember
-from nonet.models.generation.topk import select_top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
+from nonet.models.ranking import select_top_k
 from nonet.types import Jagged
 
 # Shapes: U users (prompts), W requested beams, V beams of a level (1 at the root, then up to W), L levels, K codes of the level,

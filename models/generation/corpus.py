@@ -6,7 +6,7 @@ All of it is read-only. The trie, the events and the counts of transitions are m
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nonet.models.generation.signals import ItemSignals, list_signal_files, open_signals
 from nonet.models.generation.trie import Trie
+from nonet.models.generation.votes import VoteOptions, Voters, list_memory_files
 from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tokenised import StoredSequences, as_array, read_items
@@ -81,13 +81,10 @@ class Corpus(Catalogue):
         """Counts of how often an item followed another one closely in training events."""
         return Transitions.load(Path(self.folders["transitions"]))
 
-    def open_signals(self, names: Sequence[str]) -> ItemSignals | None:
-        """Open the signals of the memory, whose files are beside the counts of transitions; None if it has none."""
-        if not names:
-            return None
-        return open_signals(
-            list_signal_files(Path(self.folders["transitions"])), names, len(self.transitions)
-        )
+    def open_voters(self, options: VoteOptions) -> Voters:
+        """Open the voters of a memory with these options."""
+        files = list_memory_files(Path(self.folders["transitions"]))
+        return Voters.open(files, self.trie, options, self.transitions)
 
     joins: StoreJoins | None = None
     stored: StoredSequences | None = None

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from nonet.errors import DataError
 from nonet.models import PromptCache, SidModel
 from nonet.models.generation.memory import VoteMixture, get_nearest_share
-from nonet.models.generation.topk import select_top_k
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import Votes
+from nonet.models.ranking import select_top_k
 from nonet.types import Jagged
 
 # Shapes: U users (prompts), I items, V voted leaves, D width, K codes; n nodes of a level, m of them with several children, c

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nonet.models.generation.topk import select_top_k
+from nonet.models.ranking import select_top_k
 from nonet.types import Jagged, SampleBatch
 
 # Shapes: P prompts, V votes, X votes of both voters, C items of training, n negatives, M targets, D width of a row.

@@ -202,12 +202,6 @@ def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) 
     return signals
 
 
-def list_signal_files(folder: Path) -> dict[str, Path]:
-    """Return the paths of the files of signals in a folder by name; none if it has none."""
-    files = {name: folder / file for name, file in SIGNAL_FILES.items()}
-    return files if files["signal_words"].is_file() else {}
-
-
 def _are_indices(values: np.ndarray, size: int) -> bool:
     """Return whether all values are integers in [0, size)."""
     return values.dtype.kind in "iu" and (not len(values) or (values.min() >= 0 and values.max() < size))

@@ -1,31 +1,34 @@
 """Votes of item transitions: the likely next items after a user's newest events, as the best-voted leaves of the catalogue.
 
-v(y) ~ sum over the last events x of w(x) c(x, y) / sqrt(n(x)), where w(x) is fade^age or (age + 1)^-decay of an event, n(x) the
-count of the events of item x, and c(x, y) that of the events of y soon after one of x. Forbidden items and those outside the
-catalogue are dropped, then the best V are selected, by their votes and, in a memory with signals (`signals.py`), their similarity
-with the voters. At a prompt before a training event, the counts would contain the events to predict: the user's own events and
-pairs from that position on are subtracted first.
+Forbidden items and those outside the catalogue are dropped, then the best V are selected, by their votes (`vote_counter.py`) and,
+in a memory with signals (`signals.py`), their similarity with the voters.
+
+With counts of co-occurrence, items that are often in the same histories vote too, as in item KNN (Sarwar et al., 2001):
+v(y) = (1 - s) v_transitions(y) + s v_cooccurrence(y), both normalised, with c(x, y) / sqrt(n(x) n(y)) of pairs of a history in
+the second, whatever their distance up to `_COOCCURRENCE_REACH`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nonet.errors import DataError
 from nonet.models.generation.nearest import ItemRows, NearestItems
-from nonet.models.generation.signals import ItemSignals, Profiles
+from nonet.models.generation.signals import SIGNAL_FILES, ItemSignals, Profiles, open_signals
 from nonet.models.generation.trie import Trie
-from nonet.ranges import expand_ranges
-from nonet.samples.batches import count_visible_events, gather_masked_items
-from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
+from nonet.models.generation.vote_counter import VoteCells, VoteCounter, VoteOptions
+from nonet.samples.batches import gather_masked_items
+from nonet.samples.sequences import CountOptions, Sequences, Transitions, list_count_names
 from nonet.types import Jagged
 
 # Shapes: P prompts, V votes per prompt, X votes of both voters, Y distinct (prompt, voter) pairs, where a voter is the item of
@@ -33,6 +36,10 @@ from nonet.types import Jagged
 
 # Candidates per selected leaf whose similarity is computed: those with most votes.
 _CANDIDATES_PER_VOTE = 4
+# How co-occurring items vote: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
+_COOCCURRENCE_LAST, _COOCCURRENCE_DECAY = 20, 0.7
+_COOCCURRENCE_REACH = 20
+COOCCURRENCE_PREFIX = "cooccurrence_"  # of the names of the files of their counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,136 +81,6 @@ class Votes:
         return Votes(leaf, transitions, similarity=similarity), nearest
 
 
-@dataclass(frozen=True, slots=True)
-class VoteOptions:
-    """Options of the voters.
-
-    Attributes:
-        width: Maximum number of leaves that each voter votes for.
-        last: Number of newest events that vote.
-        fade: Decay of the weight of an event relative to the next newer one.
-        nearest: Whether the items nearest to a user's state vote too.
-        decay: Exponent of the weight k^-decay of the k-th newest event, instead of `fade`; None for `fade`.
-        signals: Names of the signals whose similarity with the voters counts.
-    """
-
-    width: int = 64
-    last: int = 5
-    fade: float = 0.6
-    nearest: bool = False
-    decay: float | None = None
-    signals: Sequence[str] = ()
-
-    def weigh_ages(self, age: np.ndarray) -> np.ndarray:
-        """Return the weight of the events of these ages; the newest event has age 0."""
-        return self.fade**age if self.decay is None else (age + 1.0) ** -self.decay
-
-
-class VoteCounter:
-    """Counts the votes of item transitions for prompts.
-
-    Args:
-        transitions: Counts of item transitions.
-        options: Options of the votes.
-    """
-
-    def __init__(self, transitions: Transitions, options: VoteOptions):
-        self._transitions, self._options = transitions, options
-
-    def count_votes(
-        self,
-        seq: Sequences,
-        users: np.ndarray,
-        positions: np.ndarray,
-        voters: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item.
-
-        Args:
-            seq: Sequences of events.
-            users: User of each prompt.
-            positions: Number of events before each prompt.
-            voters: The result of `weigh_voters` for these prompts, if it is known.
-        """
-        n_items, table = len(self._transitions), self._transitions
-        voter_prompt, voter_item, voter_weight = voters or self.weigh_voters(seq, users, positions)
-        positions = count_visible_events(seq, users, positions)
-        pair_key = voter_prompt * n_items + voter_item
-        own_occurrences, own_pairs = self._count_own_events(seq, users, positions, pair_key)
-        occurs = np.maximum(table.occurs[voter_item].astype(np.float64) - own_occurrences, 1e-12)
-        voter_weight = voter_weight / np.sqrt(occurs)
-        transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
-        lengths = np.diff(offsets)
-        keys = [np.repeat(voter_prompt, lengths) * n_items + table.item[transition]]
-        weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
-        for pair_index, item, weight in own_pairs:
-            keys.append(pair_key[pair_index] // n_items * n_items + item)
-            weights.append(-voter_weight[pair_index] * weight)
-        distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
-        vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
-        # Pairs whose every occurrence is subtracted leave a rounding error.
-        prompt, largest = distinct_keys // n_items, np.zeros(len(users))
-        np.maximum.at(largest, prompt, vote)
-        vote[vote < 1e-6 * largest[prompt]] = 0
-        return prompt, distinct_keys % n_items, vote
-
-    def weigh_voters(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the distinct (prompt, voter) pairs: prompt [Y], item [Y] and weight [Y], ordered by prompt and item."""
-        positions = count_visible_events(seq, users, positions)
-        distances = np.arange(1, self._options.last + 1)
-        prompt, age = np.nonzero(positions[:, None] >= distances)
-        event = seq.offsets[users[prompt]] + positions[prompt] - distances[age]
-        if self._transitions.options.events:
-            is_counted = select_kinds(seq, self._transitions.options)[event]
-            prompt, age, event = prompt[is_counted], age[is_counted], event[is_counted]
-        keys = prompt * len(self._transitions) + seq.item[event]
-        pair_key, pair_index = np.unique(keys, return_inverse=True)
-        weight = np.bincount(pair_index, weights=self._options.weigh_ages(age), minlength=len(pair_key))
-        return pair_key // len(self._transitions), pair_key % len(self._transitions), weight
-
-    def _count_own_events(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, pair_key: np.ndarray
-    ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-        """Compute the part of the counts that comes from the users' own training events from the prompt's position on.
-
-        Held-out events were never counted.
-
-        Returns:
-            The part of n for each (prompt, voter) pair [Y], and that of c as arrays (index in `pair_key`, item, weight).
-        """
-        own_occurrences = np.zeros(len(pair_key))
-        prompts_in_training = np.flatnonzero(positions < seq.train_lengths[users])
-        if not len(prompts_in_training):
-            return own_occurrences, []
-        options, n_items = self._transitions.options, len(self._transitions)
-        start = seq.offsets[users[prompts_in_training]]
-        event, offsets = expand_ranges(start, start + seq.train_lengths[users[prompts_in_training]])
-        prompt = np.repeat(prompts_in_training, np.diff(offsets))
-        if options.events:
-            is_counted = select_kinds(seq, options)[event]
-            event, prompt = event[is_counted], prompt[is_counted]
-        is_unseen = event >= seq.offsets[users[prompt]] + positions[prompt]
-        weight = compute_decay(seq.time[event], self._transitions.until, options)
-        keys = prompt * n_items + seq.item[event]
-        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
-        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
-        np.add.at(own_occurrences, pair_index[is_voter & is_unseen], weight[is_voter & is_unseen])
-        own_pairs = []
-        for distance in range(1, options.reach + 1):
-            is_pair = (prompt[distance:] == prompt[:-distance]) & is_voter[:-distance] & is_unseen[distance:]
-            source = np.flatnonzero(is_pair)
-            pair_weight = weight[source + distance] / distance
-            own_pairs.append((pair_index[source], seq.item[event[source + distance]], pair_weight))
-            if options.reverse:
-                is_pair = (prompt[distance:] == prompt[:-distance]) & (is_voter & is_unseen)[distance:]
-                later = np.flatnonzero(is_pair) + distance
-                pair_weight = options.reverse * weight[later] / distance
-                own_pairs.append((pair_index[later], seq.item[event[later - distance]], pair_weight))
-        return own_occurrences, own_pairs
-
-
 class Voters:
     """Computes the votes of item transitions, and of nearest items, for prompts (users [P], positions [P]) of sequences.
 
@@ -212,6 +89,7 @@ class Voters:
         trie: The catalogue.
         options: Options of the votes.
         signals: Signals of the items; None if the options name none.
+        cooccurrence: Counts of co-occurrence; None if the options give them no share.
     """
 
     def __init__(
@@ -220,11 +98,44 @@ class Voters:
         trie: Trie,
         options: VoteOptions | None = None,
         signals: ItemSignals | None = None,
+        cooccurrence: Transitions | None = None,
     ):
         self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
         self._counter = VoteCounter(transitions, self._options)
+        self._cooccurrence = cooccurrence and VoteCounter(
+            cooccurrence, VoteOptions(last=_COOCCURRENCE_LAST, decay=_COOCCURRENCE_DECAY)
+        )
         self._rows: ItemRows | None = None
         self._signals = signals
+
+    @classmethod
+    def open(
+        cls,
+        files: Mapping[str, Path],
+        trie: Trie,
+        options: VoteOptions,
+        transitions: Transitions | None = None,
+    ) -> Voters:
+        """Open the voters of a memory.
+
+        Args:
+            files: Files of the memory by name (`list_memory_files`).
+            trie: The catalogue.
+            options: Options of the votes.
+            transitions: The counts of transitions if they are open already.
+
+        Raises:
+            DataError: A file of a voter or signal that the options name is missing or cannot be used.
+        """
+        transitions = transitions or Transitions.map(files)
+        n_items = len(transitions)
+        signals = open_signals(files, options.signals, n_items)
+        cooccurrence = open_cooccurrence(files, n_items) if options.cooccurrence else None
+        if options.cooccurrence and cooccurrence is None:
+            raise DataError(
+                "the memory has the voter cooccurrence, and there are no counts of co-occurrence."
+            )
+        return cls(transitions, trie, options, signals, cooccurrence)
 
     @property
     def nearest(self) -> bool:
@@ -277,19 +188,15 @@ class Voters:
             similarity_weights: Weight of each signal beside the logarithm of an item's votes, by which voted leaves are selected.
         """
         voters = self._counter.weigh_voters(seq, users, positions)
-        prompt, item, vote = self._counter.count_votes(seq, users, positions, voters)
-        leaf = self._trie.leaf_of_item[item].astype(np.int64)
         hidden = gather_masked_items(seq, users, positions) if hidden is None else hidden
-        n_items = len(self._transitions)
-        hidden_keys = np.repeat(np.arange(len(users)), np.diff(hidden.offsets)) * n_items + hidden.values
-        can_vote = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, hidden_keys)
-        if within is not None:
-            pairs = torch.from_numpy(prompt[can_vote]), torch.from_numpy(leaf[can_vote])
-            can_vote[np.flatnonzero(can_vote)[within.mask_excluded_pairs(*pairs, len(users)).numpy()]] = False
-            hidden = (
-                _append_excluded(hidden, within.list_excluded_items(len(users))) if self.nearest else hidden
-            )
-        prompt, leaf, item, vote = prompt[can_vote], leaf[can_vote], item[can_vote], vote[can_vote]
+        cells = self._remove_hidden(self._counter.count_votes(seq, users, positions, voters), hidden, within)
+        if self._cooccurrence is not None:
+            other = self._remove_hidden(self._cooccurrence.count_votes(seq, users, positions), hidden, within)
+            cells = _mix_cells(cells, other, self._options.cooccurrence, len(users), len(self._transitions))
+        prompt, item, vote = cells
+        leaf = self._trie.leaf_of_item[item].astype(np.int64)
+        if within is not None and self.nearest:
+            hidden = _append_excluded(hidden, within.list_excluded_items(len(users)))
         nearest = self._make_nearest(hidden)
         if self._signals is None:
             return replace(self._select_best(prompt, leaf, vote, vote, len(users)), nearest=nearest)
@@ -303,6 +210,18 @@ class Voters:
         return replace(
             votes, nearest=nearest, compare=_Comparison(profiles, np.asarray(self._trie.item_of_leaf))
         )
+
+    def _remove_hidden(self, cells: VoteCells, hidden: Jagged, within: Any) -> VoteCells:
+        """Return the votes for items of the catalogue, and of the sub-catalogue `within`, that are not hidden."""
+        prompt, item, vote = cells
+        n_items, n_prompts = len(self._transitions), len(hidden.offsets) - 1
+        leaf = self._trie.leaf_of_item[item].astype(np.int64)
+        hidden_keys = np.repeat(np.arange(n_prompts), np.diff(hidden.offsets)) * n_items + hidden.values
+        can_vote = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, hidden_keys)
+        if within is not None:
+            pairs = torch.from_numpy(prompt[can_vote]), torch.from_numpy(leaf[can_vote])
+            can_vote[np.flatnonzero(can_vote)[within.mask_excluded_pairs(*pairs, n_prompts).numpy()]] = False
+        return prompt[can_vote], item[can_vote], vote[can_vote]
 
     def _make_nearest(self, hidden: Jagged) -> NearestItems | None:
         """Prepare the votes of the nearest items, without the hidden ones; None without such a voter."""
@@ -336,6 +255,82 @@ class Voters:
         similarity_PVK = np.zeros((n_prompts, width, similarity.shape[1]), np.float32)
         similarity_PVK[row, column] = similarity[best]
         return replace(votes, similarity=torch.from_numpy(similarity_PVK))
+
+
+def _mix_cells(cells: VoteCells, other: VoteCells, share: float, n_prompts: int, n_items: int) -> VoteCells:
+    """Mix the votes of two voters, each normalised by prompt; where one has no votes, the other has all."""
+    totals = [np.bincount(prompt, weights=vote, minlength=n_prompts) for prompt, _, vote in (cells, other)]
+    share_P = np.where(totals[1] > 0, np.where(totals[0] > 0, share, 1.0), 0.0)
+    keys, votes = [], []
+    for (prompt, item, vote), total, weight in zip(
+        (cells, other), totals, (1 - share_P, share_P), strict=True
+    ):
+        keys.append(prompt * n_items + item)
+        votes.append(vote * weight[prompt] / total[prompt])
+    key, index = np.unique(np.concatenate(keys), return_inverse=True)
+    return (
+        key // n_items,
+        key % n_items,
+        np.bincount(index, weights=np.concatenate(votes), minlength=len(key)),
+    )
+
+
+def count_cooccurrence(folder: Path, seq: Sequences, options: CountOptions, n_items: int) -> None:
+    """Count how often items are in the same histories, and write the files beside the counts of transitions.
+
+    Args:
+        folder: The folder of the transitions.
+        seq: The sequences.
+        options: Options of the transitions, whose kinds of events, half-life and number of neighbours apply.
+        n_items: Number of items I.
+    """
+    options = replace(options, reach=_COOCCURRENCE_REACH, reverse=1.0, cosine=True)
+    Transitions.write(folder, seq, n_items, options, prefix=COOCCURRENCE_PREFIX)
+
+
+def open_cooccurrence(files: Mapping[str, Path], n_items: int) -> Transitions | None:
+    """Open the counts of co-occurrence of a memory; None if it has none.
+
+    Args:
+        files: Files of the memory by name (`list_memory_files`).
+        n_items: Number of items of the memory's transitions.
+
+    Raises:
+        DataError: A file cannot be read, or the counts are of other items.
+    """
+    names = {name: f"{COOCCURRENCE_PREFIX}{name}" for name in list_count_names()}
+    if names["meta"] not in files:
+        return None
+    counts = Transitions.map({name: files[file] for name, file in names.items()})
+    if len(counts) != n_items:
+        raise DataError(
+            f"the memory counts transitions of {n_items:,} items, and co-occurrence of {len(counts):,} items."
+        )
+    return counts
+
+
+def list_memory_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a memory in a folder by name: counts of transitions, and those of co-occurrence and signals if any."""
+    present = [{name: folder / file for name, file in names.items()} for names in _list_names()]
+    return {
+        name: path
+        for number, files in enumerate(present)
+        if number == 0 or list(files.values())[-1].is_file()
+        for name, path in files.items()
+    }
+
+
+def get_memory_file_name(name: str) -> str:
+    """Return the name in a folder of a file of `list_memory_files`."""
+    return {name: file for names in _list_names() for name, file in names.items()}[name]
+
+
+def _list_names() -> list[dict[str, str]]:
+    """Return the names of the files of transitions, co-occurrence and signals by name; the last file of each completes it."""
+    cooccurrence = {
+        f"{COOCCURRENCE_PREFIX}{name}": file for name, file in list_count_names(COOCCURRENCE_PREFIX).items()
+    }
+    return [list_count_names(), cooccurrence, SIGNAL_FILES]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,3 +14,4 @@ from .scoreboard import Scoreboard as Scoreboard
 from .scoreboard import read_test_ranks as read_test_ranks
 from .sparse_scores import SharedScores as SharedScores
 from .sparse_scores import SparseScores as SparseScores
+from .topk import select_top_k as select_top_k

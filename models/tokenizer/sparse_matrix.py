@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nonet.random import rng
-from nonet.samples.sequences import TRAIN, PairCounter, Sequences, select_top_neighbours
+from nonet.samples.sequences import TRAIN, PairCounter, Sequences, find_top_neighbours
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,9 @@ def compute_ppmi(seq: Sequences, n_items: int) -> SparseMatrix:
         count_I += np.bincount(key // n_items, weights=count, minlength=n_items)
         if len(sources) < n_items:
             first_key = sources.start * n_items
-            key, count = select_top_neighbours(key - first_key, count, n_items, max_neighbours, len(sources))
+            key = key - first_key
+            kept = find_top_neighbours(key, count, n_items, max_neighbours, len(sources))
+            key, count = key[kept], count[kept]
             key = key + first_key
         rows.append((key // n_items).astype(np.int32))
         columns.append((key % n_items).astype(np.int32))

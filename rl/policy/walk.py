@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from nonet.models import PromptCache, SidModel
-from nonet.models.generation import Trie, Votes, legal_log_softmax, remember, select_top_k
+from nonet.models.generation import Trie, Votes, legal_log_softmax, remember
+from nonet.models.ranking import select_top_k
 
 # Shapes: U prompts, V nodes of a prompt at a level, M draws, L levels, l levels so far, K codes of the level, X voted leaves.
 

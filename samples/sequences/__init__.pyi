@@ -44,7 +44,7 @@ from .labels import list_label_time_columns as list_label_time_columns  # pyrigh
 from .labels import match_target as match_target  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .labels import name_task as name_task
 from .pairs import PairCounter as PairCounter
-from .pairs import select_top_neighbours as select_top_neighbours
+from .pairs import find_top_neighbours as find_top_neighbours
 from .repeats import ALLOW as ALLOW
 from .repeats import LIMIT as LIMIT
 from .repeats import MASK as MASK
@@ -70,5 +70,6 @@ from .transitions import CountOptions as CountOptions
 from .transitions import Transitions as Transitions
 from .transitions import check_kinds as check_kinds
 from .transitions import compute_decay as compute_decay
+from .transitions import list_count_names as list_count_names
 from .transitions import select_kinds as select_kinds
 from .user_file import load_user_keys as load_user_keys

@@ -158,29 +158,28 @@ class PairCounter:
         return key[is_first], sums
 
 
-def select_top_neighbours(
-    key: np.ndarray, count: np.ndarray, n_items: int, max_neighbours: int, n_sources: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Select the pairs with the largest counts of each source; ties prefer the lower item.
+def find_top_neighbours(
+    key: np.ndarray, score: np.ndarray, n_items: int, max_neighbours: int, n_sources: int
+) -> np.ndarray:
+    """Find the pairs with the largest scores of each source; ties prefer the lower item.
 
     Args:
         key: source * n_items + other [E], ascending.
-        count: Count of each pair [E].
+        score: Score of each pair [E].
         n_items: Number of items.
         max_neighbours: Maximum number of pairs that are kept per source.
         n_sources: Number of sources.
 
     Returns:
-        The kept keys in ascending order, and their counts.
+        The ascending indices of the kept pairs.
     """
     source = key // n_items
     first = np.searchsorted(source, np.arange(n_sources + 1))
     if np.diff(first).max(initial=0) <= max_neighbours:
-        return key, count
-    order = np.lexsort((key, -count, source))
+        return np.arange(len(key))
+    order = np.lexsort((key, -score, source))
     rank_in_source = np.arange(len(key)) - first[source]  # sorting keeps the sources' ranges in place
-    kept = np.sort(order[rank_in_source < max_neighbours])
-    return key[kept], count[kept]
+    return np.sort(order[rank_in_source < max_neighbours])
 
 
 def _read_and_delete(file: Path) -> np.ndarray:

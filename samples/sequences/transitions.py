@@ -19,7 +19,7 @@ import numpy as np
 from nonet.atomic import write_whole
 from nonet.errors import ConfigError, DataError
 from nonet.samples.sequences.flat import GrowingFile, release_pages
-from nonet.samples.sequences.pairs import PairCounter, select_top_neighbours
+from nonet.samples.sequences.pairs import PairCounter, find_top_neighbours
 from nonet.samples.sequences.sequences import Sequences
 from nonet.samples.sequences.split import TRAIN
 from nonet.suggest import join_names, suggest_sentence
@@ -39,6 +39,7 @@ class CountOptions:
         events: Names of the kinds of events that are counted; empty for all.
         half_life_s: Age in seconds at which a pair counts half; None for no decay.
         reverse: Weight of a pair whose items follow each other in reverse order, relative to one in order.
+        cosine: Whether a pair weighs 1 at any distance, and the neighbours with the largest c(x, y) / sqrt(n(x) n(y)) are kept.
     """
 
     reach: int = 3
@@ -46,6 +47,11 @@ class CountOptions:
     events: tuple[str, ...] = ()
     half_life_s: float | None = None
     reverse: float = 0.0
+    cosine: bool = False
+
+    def weigh_distances(self) -> np.ndarray:
+        """Return the weight of a pair by its distance 1, 2, ... [reach]."""
+        return np.ones(self.reach) if self.cosine else 1 / np.arange(1, self.reach + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +102,7 @@ class Transitions:
         options = options or CountOptions()
         rows, items, counts = [np.zeros(1, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
         until, occurs = _count_occurrences(seq, n_items, options, splits)
-        for row, item, count in _count_by_range(seq, n_items, options, splits, until):
+        for row, item, count in _count_by_range(seq, options, splits, until, occurs):
             rows.append(row + rows[-1][-1])
             items.append(item)
             counts.append(count)
@@ -111,47 +117,48 @@ class Transitions:
         n_items: int,
         options: CountOptions | None = None,
         splits: Sequence[int] = (TRAIN,),
+        prefix: str = "",
     ) -> Transitions:
         """Count as `fit` does, and write the result directly to the files of a folder, which are then memory-mapped.
 
-        Only one count per item and the pairs of one range of items are in memory at a time.
+        Only one count per item and the pairs of one range of items are in memory at a time. The names of the files begin with
+        `prefix`.
         """
         folder, options = Path(folder), options or CountOptions()
         folder.mkdir(parents=True, exist_ok=True)
         until, occurs = _count_occurrences(seq, n_items, options, splits)
         neighbour_count = 0
         with (
-            GrowingFile(folder / "row.npy", np.int64) as rows,
-            GrowingFile(folder / "item.npy", np.int32) as items,
-            GrowingFile(folder / "count.npy", np.float32) as counts,
+            GrowingFile(folder / f"{prefix}row.npy", np.int64) as rows,
+            GrowingFile(folder / f"{prefix}item.npy", np.int32) as items,
+            GrowingFile(folder / f"{prefix}count.npy", np.float32) as counts,
         ):
             rows.append_values(np.zeros(1, np.int64))
-            for row, item, count in _count_by_range(seq, n_items, options, splits, until, folder):
+            for row, item, count in _count_by_range(seq, options, splits, until, occurs, folder):
                 rows.append_values(row + neighbour_count)
                 neighbour_count += len(item)
                 items.append_values(item)
                 counts.append_values(count)
-        np.save(folder / "occurs.npy", occurs.astype(np.float32))
-        _write_meta(folder, until, options)
-        return cls.load(folder)
+        np.save(folder / f"{prefix}occurs.npy", occurs.astype(np.float32))
+        _write_meta(folder / f"{prefix}meta.json", until, options)
+        return cls.load(folder, prefix)
 
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self.occurs)
 
-    def save(self, folder: str | Path) -> None:
-        """Write .npy arrays, then meta.json: a folder without it holds no transitions."""
+    def save(self, folder: str | Path, prefix: str = "") -> None:
+        """Write .npy arrays, then meta.json: a folder without it holds no transitions. The names begin with `prefix`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name in _ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(self, name))
-        _write_meta(folder, self.until, self.options)
+            np.save(folder / f"{prefix}{name}.npy", getattr(self, name))
+        _write_meta(folder / f"{prefix}meta.json", self.until, self.options)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Transitions:
+    def load(cls, folder: str | Path, prefix: str = "") -> Transitions:
         """Memory-map the arrays of a folder. Raises DataError if a file is missing or not readable."""
-        folder = Path(folder)
-        return cls.map({name: folder / f"{name}.npy" for name in _ARRAYS} | {"meta": folder / "meta.json"})
+        return cls.map({name: Path(folder) / file for name, file in list_count_names(prefix).items()})
 
     @classmethod
     def map(cls, files: Mapping[str, Path]) -> Transitions:
@@ -174,20 +181,24 @@ class Transitions:
         return cls(**arrays, options=CountOptions(**{**meta, "events": tuple(meta["events"])}), until=until)
 
 
-def _write_meta(folder: Path, until: int, options: CountOptions) -> None:
-    """Write meta.json, which completes a folder of transitions."""
-    meta = {"until": until, **asdict(options)}
-    if not options.reverse:
-        del meta["reverse"]  # the same bits as before this option
-    write_whole(folder / "meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
+def list_count_names(prefix: str = "") -> dict[str, str]:
+    """Return the names of the files of `Transitions` by their content: each array, and the metadata as "meta"."""
+    return {name: f"{prefix}{name}.npy" for name in _ARRAYS} | {"meta": f"{prefix}meta.json"}
+
+
+def _write_meta(file: Path, until: int, options: CountOptions) -> None:
+    """Write meta.json, which completes the files of transitions."""
+    new_keys = ("reverse", "cosine")  # Without these options, the bits are those of earlier versions.
+    values = {key: value for key, value in asdict(options).items() if value or key not in new_keys}
+    write_whole(file, f"{json.dumps({'until': until, **values}, indent=1)}\n".encode())
 
 
 def _count_by_range(
     seq: Sequences,
-    n_items: int,
     options: CountOptions,
     splits: Sequence[int],
     until: int,
+    occurs: np.ndarray,
     folder: Path | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the neighbours of consecutive ranges of items.
@@ -195,10 +206,11 @@ def _count_by_range(
     Yields:
         The end of each item's neighbours within the range's, the neighbours (int32), and their counts (float32).
     """
+    n_items = len(occurs)
     pairs = PairCounter(
         n_items,
         options.reach,
-        1 / np.arange(1, options.reach + 1),
+        options.weigh_distances(),
         reverse=options.reverse,
         compute_decay=None
         if options.half_life_s is None
@@ -207,9 +219,13 @@ def _count_by_range(
     select_events = partial(_select_events, options=options, splits=splits)
     # A key is x * n_items + y for the pair of items (x, y).
     for items, key, count in pairs.count_ranges(seq, select_events, folder=folder):
-        key, count = select_top_neighbours(
-            key - items.start * n_items, count, n_items, options.neighbours, len(items)
+        score = (
+            count / np.sqrt(occurs[key % n_items]) if options.cosine else count
+        )  # n(x) is the same for all y
+        kept = find_top_neighbours(
+            key - items.start * n_items, score, n_items, options.neighbours, len(items)
         )
+        key, count = key[kept] - items.start * n_items, count[kept]
         ends = np.searchsorted(key // n_items, np.arange(1, len(items) + 1))
         yield ends, (key % n_items).astype(np.int32), count.astype(np.float32)
 

@@ -8,9 +8,12 @@ from run_folders import folder_of
 from nonet.background import seal_files
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.deploy.opened import OpenedRun
+from nonet.models.generation import count_cooccurrence
 from nonet.models.inference import EventHistory
 from nonet.models.tokenizer import compute_signals
 from nonet.samples.sequences import CountOptions, Transitions
+
+_MEMORY = "{voters: [transitions, cooccurrence], reverse: 0.3, signals: [title, categories]}"
 
 
 class TrainedRun:
@@ -27,12 +30,15 @@ class TrainedRun:
             edit(self.ring.scenario)
         if memory:
             text = self.ring.scenario.read_text().replace(
-                "use: sid_decoder,", "use: sid_decoder, memory: {reverse: 0.3, signals: [title, categories]},"
+                "use: sid_decoder,",
+                f"use: sid_decoder, memory: {_MEMORY},",
             )
             self.ring.scenario.write_text(text)
             corpus = self.ring.corpus()
             home = folder / "transitions"
-            Transitions.write(home, corpus.seq, len(corpus.sids), CountOptions(reverse=0.3))
+            options = CountOptions(reverse=0.3)
+            Transitions.write(home, corpus.seq, len(corpus.sids), options)
+            count_cooccurrence(home, corpus.seq, options, len(corpus.sids))
             compute_signals(corpus.items, ["title", "categories"]).save(home)
             self.ring.folders["transitions"] = str(home)
             self.ring.facts["artifacts"]["transitions"] = {

@@ -14,23 +14,18 @@ from nonet.embedding.reading import RowLayer, SparseReader, merge_layers
 from nonet.embedding.storage import load_update
 from nonet.models import build_model
 from nonet.models.generation import (
-    SIGNAL_FILES,
     Corpus,
     Recommender,
     VoteOptions,
     Voters,
-    list_signal_files,
-    open_signals,
+    list_memory_files,
 )
-from nonet.samples.sequences import Transitions
 from nonet.workers import load_weights, merge_shards
 from nonet.workers.registry.blobs import BlobStore
 from nonet.workers.registry.version import DELTA, FULL, Version
 
 _MAX_DELTA_SHARE = 0.3  # Share of all rows; if more have changed, a full version is written.
 _MAX_LAYERS = 16  # Maximum number of a full version and its deltas, since a reader searches each of them.
-COUNTS = ("row", "item", "count", "occurs")
-"""Names of the arrays of `Transitions`, each in a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class VersionContents:
     Attributes:
         dense: Safetensors file of the dense weights.
         rows: By table, all of its rows.
-        counts: Files of the transition counts by name, including `meta`; empty for a run without a memory.
+        counts: Files of the memory by name (`list_memory_files`); empty for a run without a memory.
         catalogue: Version of the trie.
         source: Where the content comes from: run, stage, step, commit.
     """
@@ -74,21 +69,8 @@ class VersionContents:
             name: RowLayer.from_tables(update["tables"][name], spec.dim)
             for name, spec in run.make_table_specs().items()
         }
-        counts = {} if run.memory is None else list_count_files(artifact_dirs)
+        counts = {} if run.memory is None else list_memory_files(Path(artifact_dirs["transitions"]))
         return cls(commit_dir / "dense" / "model.safetensors", rows, counts, catalogue, source)
-
-
-def list_count_files(artifact_dirs: Mapping[str, str]) -> dict[str, Path]:
-    """Return the files of the transition counts and of the signals among a run's artifacts, by name."""
-    folder = Path(artifact_dirs["transitions"])
-    return {name: folder / get_count_file_name(name) for name in (*COUNTS, "meta")} | list_signal_files(
-        folder
-    )
-
-
-def get_count_file_name(name: str) -> str:
-    """Return the name of the file of an array of transition counts, of their metadata ("meta"), or of the signals."""
-    return {"meta": "meta.json", **SIGNAL_FILES}.get(name, f"{name}.npy")
 
 
 def load_recommender(
@@ -120,10 +102,7 @@ def make_recommender(
     """Build a recommender with a module that has its weights; the other arguments are those of `load_recommender`."""
     voters = None
     if run.memory is not None:
-        options = VoteOptions(**run.memory)
-        transitions = Transitions.map(counts)
-        signals = open_signals(counts, options.signals, len(transitions))
-        voters = Voters(transitions, corpus.trie, options, signals)
+        voters = Voters.open(counts, corpus.trie, VoteOptions(**run.memory))
     model.eval()
     return Recommender(model, reader, dict(run.features), corpus, run.history, voters)
 

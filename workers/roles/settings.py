@@ -199,12 +199,9 @@ class RunSetup:
 
     def make_voters(self, corpus: Any) -> Any:
         """Create the voters of the memory over a corpus; None without a memory."""
-        from nonet.models.generation import VoteOptions, Voters
+        from nonet.models.generation import VoteOptions
 
-        if self.memory is None:
-            return None
-        options = VoteOptions(**self.memory)
-        return Voters(corpus.transitions, corpus.trie, options, corpus.open_signals(options.signals))
+        return None if self.memory is None else corpus.open_voters(VoteOptions(**self.memory))
 
     def get_feature_dims(self) -> dict[str, int]:
         """Return the width of each sparse feature's rows."""

@@ -103,6 +103,7 @@ class DataSetup:
         known: Data of the run that weights are loaded from; None for a fresh start.
         transitions: Options of counting transitions (`CountOptions`).
         signals: Columns of the items that are signals of the memory.
+        counts_cooccurrence: Whether items that co-occur vote in the memory.
         prepare: "disk" or "memory"; None for disk if there are more than `MEMORY_EVENTS` events.
         compress: How repeated events become one; None for no compression.
         labels: Labels that arrive after their events.
@@ -119,6 +120,7 @@ class DataSetup:
     known: KnownRun | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
     signals: tuple[str, ...] = ()
+    counts_cooccurrence: bool = False
     prepare: str | None = None
     compress: Compress | None = None
     labels: tuple[Labels, ...] = ()
@@ -237,7 +239,7 @@ class DataSetup:
         return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
     def write_memory(self, folder: Path, seq: Sequences, items: pa.Table) -> None:
-        """Count the transitions between training events, and write them and the signals of items.
+        """Count transitions and, if they vote, co-occurrence of items in training events; write them and the signals of items.
 
         Args:
             folder: Folder of the artifact.
@@ -248,10 +250,13 @@ class DataSetup:
             ConfigError: A kind of event does not exist.
             DataError: A signal is no column of words.
         """
+        from nonet.models.generation import count_cooccurrence
         from nonet.models.tokenizer import compute_signals
 
         options = CountOptions(**{**self.transitions, "events": tuple(self.transitions.get("events", ()))})
         Transitions.write(folder, seq, len(items), options)
+        if self.counts_cooccurrence:
+            count_cooccurrence(folder, seq, options, len(items))
         if self.signals:
             compute_signals(items, self.signals).save(folder)
 
@@ -459,7 +464,7 @@ def write_sids(folder: Path, sids: np.ndarray) -> None:
     )
 
 
-def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, str]:
+def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, Any]:
     """Write an artifact to a temporary folder and rename it to <kind>-<first 8 digits of its SHA-256>.
 
     Equal contents share a folder: if one with that name exists, it is complete, and the temporary folder is removed.
@@ -470,7 +475,7 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
         write: Writes the files into a folder.
 
     Returns:
-        Kind, path and SHA-256 of the artifact.
+        Kind, path and SHA-256 of the artifact, and the names of its files.
     """
     staging = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
     staging.mkdir(parents=True)
@@ -486,7 +491,7 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
         shutil.rmtree(staging)
     else:
         os.replace(staging, final)
-    return {"kind": kind, "path": str(final), "sha256": digest}
+    return {"kind": kind, "path": str(final), "sha256": digest, "files": list(hash_by_file)}
 
 
 def _hash_file(path: Path) -> str:

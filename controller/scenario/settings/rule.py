@@ -34,7 +34,7 @@ from nonet.samples.profiles import DataProfile
 # Items with fewer events are dropped: the first of these thresholds is chosen that keeps this share of all events.
 KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
 # The votes of a memory: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
-MEMORY = {"last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3}
+MEMORY = {"voters": ["transitions", "cooccurrence"], "last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3}
 LONG_USER_EVENTS = 30  # events of the median user from which users count as long
 LONG_TEST = 5  # test events per user if users are long, else 1
 # The shortest of these histories that holds all events of this share of the users is chosen.
@@ -211,14 +211,14 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
     has_validation = split.get("valid", 1) not in (0, None)
     if not has_validation:
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
-    memory: dict[str, Any] = dict(MEMORY)
-    reason = "validation fits the weight of transitions"
+    memory: dict[str, Any] = {**MEMORY, "voters": list(MEMORY["voters"])}
+    reason = "validation fits the weight of transitions and co-occurrence"
     if signals := [name for names in _select_texts(profile) for name in names]:
         memory["signals"] = signals
         reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)
     if median_events < LONG_USER_EVENTS and all_rows:
-        memory = {"voters": ["transitions", "nearest"], **memory}
+        memory["voters"] = [*memory["voters"], "nearest"]
         reason += (
             f"; the median user has {median_events} events: the items nearest to a user's state vote too"
         )

@@ -28,11 +28,10 @@ from nonet.deploy.serving.offline.exported_stores import write_joins
 from nonet.deploy.serving.offline.exporters import EXPORTERS, VersionToExport
 from nonet.errors import ConfigError
 from nonet.models import MODELS, ModelSpec
-from nonet.models.generation import Corpus
+from nonet.models.generation import Corpus, get_memory_file_name
 from nonet.models.inference import find_default_values
 from nonet.plugins import load_heavy
 from nonet.trust import approve_code, check_folder
-from nonet.workers.registry import get_count_file_name
 
 _EXPORTED_SETTINGS = ("seed", "history", "model", "tables", "features", "memory")  # fields of `RunSetup`
 # Options of a model whose spec opens the exported folder by its own options.
@@ -123,7 +122,7 @@ def write_folder(exported: VersionToExport, target: Path) -> None:
     description = write_shared_parts(exported, target)
     for name, path in exported.counts.items():
         make_folder(target / "transitions")
-        shutil.copyfile(path, target / "transitions" / get_count_file_name(name))
+        shutil.copyfile(path, target / "transitions" / get_memory_file_name(name))
     for kind in ("sids", "catalogue"):
         shutil.copytree(corpus.folders[kind], target / kind)
     description["setup"]["model"] = _write_model(exported, spec, target)

@@ -14,12 +14,12 @@ from nonet.deploy.serving.offline.exported_stores import open_joins
 from nonet.embedding.reading import MappedReader, RowLayer
 from nonet.errors import DataError
 from nonet.models import MODELS
-from nonet.models.generation import Corpus, Recommender
+from nonet.models.generation import Corpus, Recommender, list_memory_files
 from nonet.models.inference import InferenceEngine, Question
 from nonet.plugins import load_heavy
 from nonet.run_code import select_export_settings
 from nonet.trust import add_references, guard_folder
-from nonet.workers.registry import list_count_files, load_recommender, make_recommender
+from nonet.workers.registry import load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
 FORMAT = 2
@@ -202,7 +202,7 @@ def _load_recommender(
     """Load the model of an export with its rows and counts."""
     counts = {}
     if setup.memory:
-        counts = list_count_files({"transitions": str(folder / "transitions")})
+        counts = list_memory_files(folder / "transitions")
     layers = {table: [map_layer(folder / "rows" / table)] for table in setup.tables}
     reader = MappedReader(description["version"], layers, setup.make_table_specs())
     if not _is_read_from_subfolder(setup, description):

@@ -41,9 +41,7 @@ class SasRecOptions(StrictModel):
             description="number of settings of learning rate, dropout and width that are tried; validation selects one",
         ),
     ] = 1
-    lr: Annotated[
-        float | None, Field(gt=0, description="learning rate; by default that of the trial")
-    ] = None
+    lr: Annotated[float | None, Field(gt=0, description="learning rate; by default that of the trial")] = None
     dropout: Annotated[float | None, Field(ge=0, lt=1, description="by default that of the trial")] = None
     width: Positive = 64
     layers: Positive = 2

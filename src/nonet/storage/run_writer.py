@@ -293,9 +293,18 @@ class RunWriter:
 
     def has_file(self, path: Path) -> bool:
         """Return whether the run has a file or folder: locally, or stored by a worker of whose answer this writer knows."""
+        return path.exists() or bool(self._select_known(path))
+
+    def list_files(self, folder: Path) -> list[str]:
+        """Return the names of the files in a folder of the run that are stored."""
+        name = self._copy.to_name(folder)
+        return [str(PurePosixPath(file).relative_to(name)) for file in self._select_known(folder)]
+
+    def _select_known(self, path: Path) -> dict[str, FileEntry]:
+        """Return the stored file at a path, or the stored files below it, by name."""
         with self._lock:
             known = RunTree({**self._files, **dict(self._collected)})
-        return path.exists() or bool(known.select(self._copy.to_name(path)))
+        return known.select(self._copy.to_name(path))
 
     def _find_deleted_generation(self, name: str) -> int:
         """Return the newest generation when a file, or a folder above it, was deleted; -1 if none was."""

@@ -202,3 +202,20 @@ def test_validations_of_a_stage_that_is_over_stay(run):
     kept.close(best=6)
     past.truncate_to(past.find_resume_checkpoint()[1], STAGES)
     assert ValidationRecord(run, "pretrain").end == {"best": 6}
+
+
+def test_a_cut_deletes_the_ranks_of_later_validations_and_keeps_those_of_earlier_ones(run):
+    past = history(run)
+    for done in (2, 4, 6):
+        commit(past, PRETRAIN, done)
+    run.results.mkdir()
+    kept = (
+        "pretrain.valid.step-00000002.npz",
+        "pretrain.valid.step-00000004.npz",
+        "other.valid.step-00000006.npz",
+    )
+    for name in (*kept, "pretrain.valid.step-00000006.npz", "rl.valid.step-00000007.npz"):
+        (run.results / name).write_bytes(b"ranks")
+    manifest = past.checkpoints.find_at_step(4)[1]
+    past.truncate_to(manifest, STAGES)
+    assert sorted(path.name for path in run.results.iterdir()) == sorted(kept)

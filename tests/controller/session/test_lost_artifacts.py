@@ -15,6 +15,8 @@ from nonet.errors import WorkerLost
 from nonet.storage import MountedRun, RunCopy, RunWriter, mounts
 from tests.storage.memory_storage import MemoryStorage
 
+FILES = ("data.npy", "more.npy")  # of each artifact
+
 
 class World:
     """A stored run whose tokeniser answers at once; `told` are the artifacts that its node says it has stored."""
@@ -27,11 +29,17 @@ class World:
         kinds = ("sequences", "sids")
         for kind in kinds:
             (other.path / "artifacts" / kind).mkdir(parents=True)
-            (other.path / "artifacts" / kind / "data.npy").write_text(kind)
+            for name in FILES:
+                (other.path / "artifacts" / kind / name).write_text(kind)
         other.put(other.path / "artifacts")
         self.told = other.list_put(0)
         places = {
-            kind: {"path": str(self.run.path / "artifacts" / kind), "sha256": "0" * 64} for kind in kinds
+            kind: {
+                "path": str(self.run.path / "artifacts" / kind),
+                "sha256": "0" * 64,
+                "files": list(FILES),
+            }
+            for kind in kinds
         }
         self.facts = {"artifacts": places, "data": {"duplicates": 0}}
         monkeypatch.setattr(artifacts, "make_data_setup", lambda *_: None)
@@ -68,10 +76,10 @@ def test_artifacts_that_are_on_other_nodes_are_not_made_again(world):
     assert world.made == 1
 
 
-@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("kept", [0, 1, 3])
 def test_artifacts_that_died_with_their_worker_leave_no_facts(world, kept):
     told, world.told, world.dead = world.told, world.told[:kept], ["tokenise-0"]
-    with pytest.raises(WorkerLost, match=r"artifacts/\w+ was lost with tokenise-0"):
+    with pytest.raises(WorkerLost, match=r"artifacts/[\w/.]+ was lost with tokenise-0"):
         world.tokenise()
     assert world.run.read_facts() is None
     world.told, world.dead = told, []
@@ -84,5 +92,37 @@ def test_facts_of_artifacts_that_an_outage_and_a_kill_have_lost_are_not_believed
     world.run.write_facts(world.facts)  # it was written here, and what the worker stored was never told
     for kind in list(world.facts["artifacts"])[:kept]:
         (world.run.path / "artifacts" / kind).mkdir(parents=True)
+        (world.run.path / "artifacts" / kind / FILES[0]).write_text(kind)
     world.tokenise()
     assert world.made == 1
+
+
+def test_artifacts_whose_files_an_earlier_version_did_not_list_count_with_their_folders(world):
+    for kind, artifact in world.facts["artifacts"].items():
+        del artifact["files"]
+        (world.run.path / "artifacts" / kind).mkdir(parents=True)
+    world.run.write_facts(world.facts)
+    world.tokenise()
+    assert world.made == 0
+
+
+def test_an_answer_from_before_a_file_was_made_is_not_the_last_word(world):
+    told, answers = world.told, [[], world.told]
+    world.told = []
+    world.facts["artifacts"].pop("sids")
+
+    def tell():
+        return answers.pop(0) if answers else []
+
+    real_prepare = world._prepare
+
+    def prepare(*arguments):
+        future = real_prepare(*arguments)
+        world.writer.collect_from(tell)
+        return future
+
+    world._prepare = prepare
+    world.tokenise()
+    assert not answers
+    assert told
+    assert world.run.read_facts() is not None

@@ -163,7 +163,7 @@ class PipelineSession:
             }
         }
         self.facts["tokenizer"] = None
-        self.require_stored = lambda path: None
+        self.require_stored = lambda *paths: None
         self.log, self.trace = (
             [],
             SimpleNamespace(

@@ -19,6 +19,7 @@ from nonet.deploy.after import add_items, items, recommend_for
 from nonet.deploy.opened import OpenedRun
 from nonet.deploy.verbs.data import add
 from nonet.errors import ConfigError, DataError
+from nonet.models.generation import ItemSignals, list_memory_files
 from nonet.models.generation.corpus import Corpus
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 
@@ -145,15 +146,17 @@ def test_of_two_processes_that_change_the_catalogue_at_once_one_is_refused_and_n
     assert add_items(str(run.path), None, ["1004"])["items"] == 38
 
 
+def open_signals(corpus) -> ItemSignals:
+    return ItemSignals.map(list_memory_files(Path(corpus.folders["transitions"])))
+
+
 def test_new_items_have_the_words_that_a_memory_compares(tmp_path):
     trained = TrainedRun(tmp_path)
     trained.commit()
-    before = Corpus.load(trained.folder.find_artifacts()).open_signals(["title", "categories"])
+    before = open_signals(Corpus.load(trained.folder.find_artifacts()))
     add_items(str(trained.folder.path), table(tmp_path, [5001, 5002]))
     after = Corpus.load(trained.folder.find_artifacts())
-    signals = after.open_signals(["title", "categories"])
-    assert before is not None
-    assert signals is not None
+    signals = open_signals(after)
     assert len(signals) == len(before) + 2 == len(after.items)
     assert len(before.word) > 20
     assert signals.word[: len(before.word)].tolist() == before.word.tolist()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from nonet.errors import DataError
-from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_signal_files, open_signals
+from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_memory_files
+from nonet.models.generation.signals import open_signals
 from nonet.models.tokenizer import compute_signals, extend_signals
 from nonet.random import rng
 from nonet.samples.batches import list_prompts
@@ -89,7 +90,7 @@ def test_new_items_have_the_words_of_the_first_ones_with_their_weights():
 def test_signals_are_read_as_they_were_written(tmp_path):
     signals = compute_signals(make_items(), NAMES)
     signals.save(tmp_path)
-    read = open_signals(list_signal_files(tmp_path), NAMES, ITEMS)
+    read = open_signals(list_memory_files(tmp_path), NAMES, ITEMS)
     assert read is not None
     assert read.names == tuple(NAMES)
     assert read.words.equals(signals.words)
@@ -110,7 +111,7 @@ def test_files_that_do_not_match_are_one_line(tmp_path, name, values):
     compute_signals(make_items(), NAMES).save(tmp_path)
     np.save(tmp_path / f"{name}.npy", values)
     with pytest.raises(DataError, match=r"signals .*: the files do not match"):
-        ItemSignals.map(list_signal_files(tmp_path))
+        ItemSignals.map(list_memory_files(tmp_path))
 
 
 def test_missing_and_other_signals_are_one_line(tmp_path):
@@ -118,17 +119,17 @@ def test_missing_and_other_signals_are_one_line(tmp_path):
         open_signals({}, NAMES, ITEMS)
     compute_signals(make_items(), ["kinds"]).save(tmp_path)
     with pytest.raises(DataError, match="has signals title, kinds, and its files have kinds"):
-        open_signals(list_signal_files(tmp_path), NAMES, ITEMS)
+        open_signals(list_memory_files(tmp_path), NAMES, ITEMS)
     words = pq.read_table(tmp_path / "signal_words.parquet")
     pq.write_table(
         words.replace_schema_metadata({"format": "2", "items": "40", "signal 0": "kinds"}),
         tmp_path / "signal_words.parquet",
     )
     with pytest.raises(DataError, match=r"format 2; this version reads 1. Upgrade Nonet"):
-        ItemSignals.map(list_signal_files(tmp_path))
+        ItemSignals.map(list_memory_files(tmp_path))
     pq.write_table(pa.table({"other": [1]}), tmp_path / "signal_words.parquet")
     with pytest.raises(DataError, match="not readable"):
-        ItemSignals.map(list_signal_files(tmp_path))
+        ItemSignals.map(list_memory_files(tmp_path))
 
 
 def test_a_column_without_words_is_one_line():

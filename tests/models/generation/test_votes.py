@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nonet.errors import ConfigError
+from nonet.errors import ConfigError, DataError
 from nonet.models.baselines.kinds.transition_counter import TransitionCounter
 from nonet.models.generation.trie import Trie
-from nonet.models.generation.votes import VoteCounter, VoteOptions, Voters
+from nonet.models.generation.vote_counter import VoteCounter, VoteOptions
+from nonet.models.generation.votes import Voters, count_cooccurrence, list_memory_files
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
@@ -73,6 +74,8 @@ def test_votes_are_those_of_the_transition_counter():
         {"half_life_s": 2e5},
         {"reverse": 0.3, "reach": 6},
         {"reverse": 0.5, "events": ("buy",), "half_life_s": 2e5},
+        {"reverse": 1.0, "reach": 20, "cosine": True},
+        {"reverse": 1.0, "reach": 20, "cosine": True, "events": ("buy",), "half_life_s": 2e5},
     ],
     ids=str,
 )
@@ -135,6 +138,92 @@ def test_the_cut_keeps_the_best_and_ties_go_to_the_lower_leaf():
         )
         best = sorted(leaf for _, leaf in order[:4])
         assert few.leaf[row][few.leaf[row] >= 0].tolist() == best
+
+
+def test_cooccurring_items_vote_by_the_cosine_of_their_users():
+    item = np.array([0, 1, 0, 1, 0, 2, 0, 1])  # four users with two events each
+    seq = _histories(item, [0, 2, 4, 6, 8], [TRAIN] * 6 + [TEST] * 2)
+    options = CountOptions(reach=20, reverse=1.0, cosine=True)
+    counter = VoteCounter(Transitions.fit(seq, 3, options), VoteOptions(last=20, decay=0.7))
+    votes = _dense(counter.count_votes(seq, np.array([3]), np.array([1])), 1)[0, :3]
+    assert votes == pytest.approx([1.0, 2 / np.sqrt(3 * 2), 1 / np.sqrt(3 * 1)])
+
+
+def test_the_nearest_items_of_a_cosine_are_kept():
+    # Item 0 occurs with 1 twice, which occurs with all others too, and with 2 once, which occurs with it alone.
+    item = np.array([0, 1, 0, 1, 0, 2, 3, 1, 4, 1, 5, 1, 6, 1])
+    seq = _histories(item, range(0, 15, 2), [TRAIN] * 14)
+    options = CountOptions(reach=20, reverse=1.0, neighbours=1, cosine=True)
+    table = Transitions.fit(seq, 7, options)
+    assert table.item[table.row[0] : table.row[1]].tolist() == [2]
+    plain = Transitions.fit(seq, 7, replace(options, cosine=False))
+    assert plain.item[plain.row[0] : plain.row[1]].tolist() == [1]
+
+
+def test_votes_of_transitions_and_of_cooccurrence_are_mixed_by_their_shares():
+    seq, trie = _sequences(), _trie()
+    users, positions = list_prompts(seq, TEST)
+    table = Transitions.fit(seq, ITEMS, CountOptions(events=("buy",)))
+    pairs = Transitions.fit(seq, ITEMS, CountOptions(reach=20, reverse=1.0, cosine=True))
+    options = VoteOptions(width=ITEMS, cooccurrence=0.4)
+
+    def vote(transitions: Transitions, cooccurrence: Transitions | None) -> np.ndarray:
+        voters = Voters(transitions, trie, options, cooccurrence=cooccurrence)
+        votes = voters.compute_votes(seq, users, positions)
+        dense = np.zeros((len(users), ITEMS + 1))
+        np.put_along_axis(dense, votes.leaf.numpy() % (ITEMS + 1), votes.weight.numpy(), 1)
+        return dense[:, :ITEMS]
+
+    only_pairs = vote(_forget(table), pairs)
+    mixed, first = vote(table, pairs), vote(table, None)
+    has_votes = first.sum(1) > 0
+    assert 0 < has_votes.sum() < len(users)  # prompts without a purchase have no votes of transitions
+    assert mixed.sum(1) == pytest.approx(np.ones(len(users)))
+    expected = np.where(has_votes[:, None], 0.6 * first + 0.4 * only_pairs, only_pairs)
+    assert mixed == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_memory_without_its_counts_of_cooccurrence_is_refused(tmp_path):
+    seq, trie, options = _sequences(), _trie(), VoteOptions(cooccurrence=0.4)
+    table = Transitions.write(tmp_path, seq, ITEMS)
+    with pytest.raises(DataError, match="there are no counts of co-occurrence"):
+        Voters.open(list_memory_files(tmp_path), trie, options)
+    count_cooccurrence(tmp_path, seq, table.options, ITEMS)
+    users, positions = list_prompts(seq, TEST)
+    files = list_memory_files(tmp_path)
+    assert {path.name for path in files.values()} == {path.name for path in tmp_path.iterdir()}
+    both = Voters.open(files, trie, options).compute_votes(seq, users, positions)
+    alone = Voters.open(files, trie, VoteOptions()).compute_votes(seq, users, positions)
+    assert not np.array_equal(both.weight.numpy(), alone.weight.numpy())
+    _forget(table, ITEMS + 1).save(tmp_path)
+    with pytest.raises(DataError, match="co-occurrence of"):
+        Voters.open(list_memory_files(tmp_path), trie, options)
+
+
+def _histories(item: np.ndarray, offsets, split: list[int]) -> Sequences:
+    """Return sequences with these items, one second apart."""
+    offsets = np.array(list(offsets), np.int64)
+    seq = _sequences()
+    return replace(
+        seq,
+        offsets=offsets,
+        item=item.astype(seq.item.dtype),
+        time=np.arange(len(item)),
+        split=np.array(split, np.int8),
+        user_id=np.arange(len(offsets) - 1),
+    )
+
+
+def _forget(table: Transitions, items: int = ITEMS) -> Transitions:
+    """Return transitions without any count."""
+    none = np.empty(0)
+    return replace(
+        table,
+        row=np.zeros(items + 1, np.int64),
+        item=none.astype(np.int32),
+        count=none.astype(np.float32),
+        occurs=np.zeros(items, np.float32),
+    )
 
 
 def test_a_prompt_without_history_has_no_votes():

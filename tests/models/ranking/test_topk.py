@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nonet.errors import DataError
-from nonet.models.generation.topk import select_top_k
+from nonet.models.ranking.topk import select_top_k
 from nonet.random import rng
 
 

@@ -1,0 +1,205 @@
+"""Counts of the votes of item transitions and of co-occurrence for prompts, over all items.
+
+v(y) ~ sum over the last events x of w(x) c(x, y) / sqrt(n(x)), where w(x) is fade^age or (age + 1)^-decay of an event, n(x) the
+count of the events of item x, and c(x, y) that of the events of y soon after one of x. At a prompt before a training event, the
+counts would contain the events to predict: the user's own events and pairs from that position on are subtracted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nonet.ranges import expand_ranges
+from nonet.samples.batches import count_visible_events
+from nonet.samples.sequences import Sequences, Transitions, compute_decay, select_kinds
+
+# Shapes: P prompts, Y distinct (prompt, voter) pairs, where a voter is the item of one of the newest events, I items,
+# Z (prompt, item) pairs with a vote.
+
+VoteCells = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Prompt [Z], item [Z] and vote [Z] of (prompt, item) pairs, in the order of prompt and item."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoteOptions:
+    """Options of the voters.
+
+    Attributes:
+        width: Maximum number of leaves that each voter votes for.
+        last: Number of newest events that vote.
+        fade: Decay of the weight of an event relative to the next newer one.
+        nearest: Whether the items nearest to a user's state vote too.
+        decay: Exponent of the weight k^-decay of the k-th newest event, instead of `fade`; None for `fade`.
+        signals: Names of the signals whose similarity with the voters counts.
+        cooccurrence: Share of the votes that comes from co-occurring items; 0 without this voter.
+    """
+
+    width: int = 64
+    last: int = 5
+    fade: float = 0.6
+    nearest: bool = False
+    decay: float | None = None
+    signals: Sequence[str] = ()
+    cooccurrence: float = 0.0
+
+    def weigh_ages(self, age: np.ndarray) -> np.ndarray:
+        """Return the weight of the events of these ages; the newest event has age 0."""
+        return self.fade**age if self.decay is None else (age + 1.0) ** -self.decay
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnEvents:
+    """Counted training events of the users of prompts, in the order of prompts and events.
+
+    Attributes:
+        prompt: Prompt of each event.
+        item: Item of each event, int64.
+        weight: Weight of each event in the counts.
+        is_unseen: Whether the event is at or after the prompt's position.
+    """
+
+    prompt: np.ndarray
+    item: np.ndarray
+    weight: np.ndarray
+    is_unseen: np.ndarray
+
+
+class VoteCounter:
+    """Counts the votes of item transitions for prompts.
+
+    If the counts are those of co-occurrence (`CountOptions.cosine`), the votes for y are also divided by sqrt(n(y)), and an item
+    votes for itself as for one that always occurs with it.
+
+    Args:
+        transitions: Counts of item transitions.
+        options: Options of the votes.
+    """
+
+    def __init__(self, transitions: Transitions, options: VoteOptions):
+        self._transitions, self._options = transitions, options
+
+    def count_votes(
+        self,
+        seq: Sequences,
+        users: np.ndarray,
+        positions: np.ndarray,
+        voters: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute the votes of transitions for all items: prompt [Z], item [Z] and vote [Z], ordered by prompt and item.
+
+        Args:
+            seq: Sequences of events.
+            users: User of each prompt.
+            positions: Number of events before each prompt.
+            voters: The result of `weigh_voters` for these prompts, if it is known.
+        """
+        n_items, table = len(self._transitions), self._transitions
+        voter_prompt, voter_item, voter_weight = voters or self.weigh_voters(seq, users, positions)
+        positions = count_visible_events(seq, users, positions)
+        pair_key = voter_prompt * n_items + voter_item
+        own_events = self._list_own_events(seq, users, positions)
+        own_pairs = self._count_own_pairs(pair_key, own_events)
+        occurs = self._count_occurrences(pair_key, own_events)
+        voter_weight = voter_weight / np.sqrt(occurs)
+        transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
+        lengths = np.diff(offsets)
+        keys = [np.repeat(voter_prompt, lengths) * n_items + table.item[transition]]
+        weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
+        for pair_index, item, weight in own_pairs:
+            keys.append(pair_key[pair_index] // n_items * n_items + item)
+            weights.append(-voter_weight[pair_index] * weight)
+        if table.options.cosine:
+            keys.append(pair_key)
+            weights.append(voter_weight * occurs)
+        distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
+        vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
+        # Pairs whose every occurrence is subtracted leave a rounding error.
+        prompt, largest = distinct_keys // n_items, np.zeros(len(users))
+        np.maximum.at(largest, prompt, vote)
+        vote[vote < 1e-6 * largest[prompt]] = 0
+        if table.options.cosine:
+            vote /= np.sqrt(self._count_occurrences(distinct_keys, own_events))
+        return prompt, distinct_keys % n_items, vote
+
+    def weigh_voters(
+        self, seq: Sequences, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the distinct (prompt, voter) pairs: prompt [Y], item [Y] and weight [Y], ordered by prompt and item."""
+        positions = count_visible_events(seq, users, positions)
+        distances = np.arange(1, self._options.last + 1)
+        prompt, age = np.nonzero(positions[:, None] >= distances)
+        event = seq.offsets[users[prompt]] + positions[prompt] - distances[age]
+        if self._transitions.options.events:
+            is_counted = select_kinds(seq, self._transitions.options)[event]
+            prompt, age, event = prompt[is_counted], age[is_counted], event[is_counted]
+        keys = prompt * len(self._transitions) + seq.item[event]
+        pair_key, pair_index = np.unique(keys, return_inverse=True)
+        weight = np.bincount(pair_index, weights=self._options.weigh_ages(age), minlength=len(pair_key))
+        return pair_key // len(self._transitions), pair_key % len(self._transitions), weight
+
+    def _count_occurrences(self, key: np.ndarray, own_events: _OwnEvents) -> np.ndarray:
+        """Return n of the item of each (prompt, item) pair without the prompt's own events, at least 1e-12.
+
+        Args:
+            key: prompt * I + item of each pair, ascending.
+            own_events: The own events of the prompts.
+        """
+        n_items = len(self._transitions)
+        own_keys = (own_events.prompt * n_items + own_events.item)[own_events.is_unseen]
+        index = np.searchsorted(key, own_keys).clip(max=max(0, len(key) - 1))
+        is_pair = key[index] == own_keys if len(key) else np.zeros(len(own_keys), bool)
+        own_occurrences = np.zeros(len(key))
+        np.add.at(own_occurrences, index[is_pair], own_events.weight[own_events.is_unseen][is_pair])
+        return np.maximum(self._transitions.occurs[key % n_items].astype(np.float64) - own_occurrences, 1e-12)
+
+    def _list_own_events(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> _OwnEvents:
+        """List the training events of the users of prompts that precede a training event.
+
+        Held-out events were never counted.
+        """
+        prompts_in_training = np.flatnonzero(positions < seq.train_lengths[users])
+        options = self._transitions.options
+        start = seq.offsets[users[prompts_in_training]]
+        event, offsets = expand_ranges(start, start + seq.train_lengths[users[prompts_in_training]])
+        prompt = np.repeat(prompts_in_training, np.diff(offsets))
+        if options.events and len(event):
+            is_counted = select_kinds(seq, options)[event]
+            event, prompt = event[is_counted], prompt[is_counted]
+        is_unseen = event >= seq.offsets[users[prompt]] + positions[prompt]
+        weight = compute_decay(seq.time[event], self._transitions.until, options)
+        return _OwnEvents(prompt, seq.item[event].astype(np.int64), weight, is_unseen)
+
+    def _count_own_pairs(
+        self, pair_key: np.ndarray, own: _OwnEvents
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Compute the part of c that comes from the prompts' own events from the prompt's position on.
+
+        Args:
+            pair_key: prompt * I + item of each (prompt, voter) pair [Y], ascending.
+            own: The own events of the prompts.
+
+        Returns:
+            Arrays (index in `pair_key`, item, weight).
+        """
+        if not len(own.prompt):
+            return []
+        options, n_items = self._transitions.options, len(self._transitions)
+        keys = own.prompt * n_items + own.item
+        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
+        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
+        own_pairs = []
+        for distance, distance_weight in enumerate(options.weigh_distances(), 1):
+            is_same_prompt = own.prompt[distance:] == own.prompt[:-distance]
+            is_pair = is_same_prompt & is_voter[:-distance] & own.is_unseen[distance:]
+            source = np.flatnonzero(is_pair)
+            pair_weight = own.weight[source + distance] * distance_weight
+            own_pairs.append((pair_index[source], own.item[source + distance], pair_weight))
+            if options.reverse:
+                is_pair = is_same_prompt & (is_voter & own.is_unseen)[distance:]
+                later = np.flatnonzero(is_pair) + distance
+                pair_weight = options.reverse * own.weight[later] * distance_weight
+                own_pairs.append((pair_index[later], own.item[later - distance], pair_weight))
+        return own_pairs
