@@ -9,8 +9,9 @@ tokenizer       Vectors from cooccurrence, and from the title, the categories an
                 up to 5,000 items, 128 up to 30,000, 256 above; fewer if there are fewer than 4 items per code. 3 levels, more
                 if the codes would give fewer than 16 ids per item.
 model           Width 64, 128 from 2 M training events on; 3 layers if the median user has 30 events, else 2; dropout 0.1 if an
-                item has 20 events, else 0.3. A memory of transitions, whose weight is fitted to validation; if the median user
-                has fewer than 30 events, the items nearest to a user's state vote too.
+                item has 20 events, else 0.3. A memory of transitions and co-occurrence, whose weight is fitted to validation; the
+                k-th newest event votes with weight 1 / k, or 1 / k^2 if the median user has fewer than 5 events; below 30, the
+                items nearest to a user's state vote too.
 sparse.tables   An `item` row of 64 numbers, of 32 if the median user has 30 events; a `user` row if the median user has 20
                 training events, as with fewer the row memorises the user.
 batch           Events per step: the power of two between 512 and 2,048 with which an epoch still has 47 steps.
@@ -35,6 +36,7 @@ from nonet.samples.profiles import DataProfile
 KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
 # The votes of a memory: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
 MEMORY = {"voters": ["transitions", "cooccurrence"], "last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3}
+SESSION_DECAY = 2.0  # of the votes of older events, if users are sessions
 LONG_USER_EVENTS = 30  # events of the median user from which users count as long
 LONG_TEST = 5  # test events per user if users are long, else 1
 # The shortest of these histories that holds all events of this share of the users is chosen.
@@ -217,6 +219,9 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
         memory["signals"] = signals
         reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)
+    if median_events < SHORT_SESSION:
+        memory["decay"] = SESSION_DECAY
+        reason += "; in short sessions, the newest event counts most"
     if median_events < LONG_USER_EVENTS and all_rows:
         memory["voters"] = [*memory["voters"], "nearest"]
         reason += (
