@@ -1,9 +1,9 @@
 """The user's own files of a scenario: every `file.py` that a `use:` names is copied into the run, which uses only the copies.
 
-Such a file may import modules beside it, or open files relative to `__file__`. The modules and packages that it imports, and the
-files and folders that its texts name, are therefore copied too, to the same places beside the copy; of folders that are named,
-those of up to 16 MiB and 500 files, because a text may be the name of a folder of data by chance. Nothing else is copied: what
-lies beside code may be data or secrets, and a run may be shared.
+Such a file may import modules beside it, or open files relative to `__file__`. The modules that it imports, the code of packages
+that it imports, and the files and folders that its texts name are therefore copied too, to the same places beside the copy. Of
+folders that are named, those of up to 16 MiB and 500 files without a table of the scenario are copied, because a text may be the
+name of a folder of data by chance. Nothing else is copied: what lies beside code may be data or secrets, and a run may be shared.
 
 `sources.json` lists the copies, {"use", "copy", "sha256"} for each; "use" is null for a file that is only beside another.
 The originals may be edited or deleted during a run and before it is resumed; a copy that changed is an error
@@ -16,8 +16,10 @@ import ast
 import glob
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from importlib.machinery import all_suffixes
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,14 +29,15 @@ from nonet import yaml
 from nonet.atomic import make_folder, write_whole
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, to_document
-from nonet.errors import ConfigError
+from nonet.controller.setup.named_texts import list_imports, list_named_patterns
+from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles, parse_file
 from nonet.run_code import CodePart, list_references, read_copy_records
+from nonet.samples.tables import find_files
 from nonet.trust import approve_parts
 
 _MAX_BYTES, _MAX_FILES = 16 << 20, 500  # limits for a folder that is copied because a text names it
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_VALUE_IN_TEXT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[sdifgrx]|\{[^{}]*\}")  # in a text that % or format fills
 _SKIPPED_NAMES = ("__pycache__", "runs", "node_modules")  # files and folders that are never copied
 _KEY_SEARCH_BYTES = 64 << 10  # at the beginning of a file, in which a private key is looked for
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|PuTTY-User-Key-File")
@@ -134,7 +137,7 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
 
     Args:
         file: The file that a `use:` names.
-        excluded: Absolute paths of files and folders that are not copied.
+        excluded: Absolute paths of files and folders that are not copied, and neither are folders around them.
     """
     origin = file.resolve()
     found = {origin}
@@ -145,8 +148,9 @@ def find_files_beside(file: Path, excluded: Collection[Path] = ()) -> list[Path]
 def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: False) -> Iterator[Path]:
     """Yield the files of a folder and its subfolders that may leave this machine, in the order of their names.
 
-    Hidden files, private keys, caches, runs and environments are left out, and so are links that lead out of the folder, and
-    links to a folder that the walk is in, which would have no end.
+    Hidden files, private keys, caches, runs and environments are left out, and so are links that lead out of the folder, links to
+    a folder that the walk is in, which would have no end, and links to a folder behind another such link, because folders with
+    links to each other have exponentially many paths.
 
     Args:
         folder: The folder.
@@ -154,20 +158,21 @@ def walk_files(folder: Path, is_left_out: Callable[[Path], bool] = lambda path: 
     """
     root = folder.resolve()
 
-    def walk(current: Path, parents: tuple[Path, ...]) -> Iterator[Path]:
+    def walk(current: Path, parents: tuple[Path, ...], is_linked: bool) -> Iterator[Path]:
         for path in sorted(current.iterdir()):
             if path.name.startswith(".") or path.name in _SKIPPED_NAMES or is_left_out(path):
                 continue
             resolved = path.resolve()
-            if path.is_symlink() and not resolved.is_relative_to(root):
+            is_link = path.is_symlink()
+            if is_link and (not resolved.is_relative_to(root) or (is_linked and path.is_dir())):
                 continue
             if path.is_file():
                 if not is_private_key(path):
                     yield path
             elif path.is_dir() and resolved not in parents and not _is_run_or_environment(path):
-                yield from walk(path, (*parents, resolved))
+                yield from walk(path, (*parents, resolved), is_link or is_linked)
 
-    yield from walk(folder, (root,))
+    yield from walk(folder, (root,), False)
 
 
 def _is_run_or_environment(folder: Path) -> bool:
@@ -186,7 +191,7 @@ def is_private_key(file: Path) -> bool:
     )  # a text in UTF-16 has a zero in each character
 
 
-def _collect_files(file: Path, root: Path, excluded: Collection[Path], found: set[Path]) -> None:
+def _collect_files(file: Path, root: Path, excluded: frozenset[Path], found: set[Path]) -> None:
     """Add to `found` the files below `root` that a file imports or names, and those that copied modules do in turn.
 
     Args:
@@ -203,18 +208,19 @@ def _collect_files(file: Path, root: Path, excluded: Collection[Path], found: se
     folders = tuple(dict.fromkeys((file.parent, root)))
     places = [
         place
-        for name in _list_imports(tree)
+        for name in list_imports(tree)
         for folder in folders
         for place in _iterate_module_files(folder, name)
     ]
-    for pattern in _list_named_patterns(tree):
+    for pattern in list_named_patterns(tree):
         for folder in folders:
             if _is_module_path(folder, pattern):
                 places += _iterate_module_files(folder, pattern.partition(".")[0])
-            places += _find_files(folder, file, pattern)
+        for folder in (each for each in file.parents if each.is_relative_to(root)):
+            places += _find_files(folder, file, pattern, excluded)
     for place in places:
         target = place.resolve()
-        is_excluded = any(target.is_relative_to(each) for each in excluded)
+        is_excluded = not excluded.isdisjoint((target, *target.parents))
         is_found_or_outside = place in found or not place.is_relative_to(root)
         if is_found_or_outside or is_excluded or not _can_be_copied(target, root):
             continue
@@ -230,64 +236,6 @@ def _can_be_copied(file: Path, root: Path) -> bool:
     return not any(part.startswith(".") or part in _SKIPPED_NAMES for part in file.relative_to(root).parts)
 
 
-def _list_imports(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of the modules and packages that a program imports, without what follows a dot."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            if node.module:
-                yield node.module.partition(".")[0]
-            if node.level:
-                yield from (alias.name for alias in node.names)
-
-
-def _list_named_patterns(tree: ast.AST) -> Iterator[str]:
-    """Yield the texts of a program that may name files, as paths; a value within a text is *.
-
-    Texts that are keys, that others are compared with, or that stand alone, such as docstrings, name no files.
-    """
-    silent, parts = set[ast.AST](), set[ast.AST]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Compare):
-            silent |= {node.left, *node.comparators}
-        elif isinstance(node, ast.Dict):
-            silent |= {key for key in node.keys if key is not None}
-        elif isinstance(node, ast.Subscript):
-            silent.add(node.slice)
-        elif isinstance(node, ast.Expr):
-            silent.add(node.value)
-        elif isinstance(node, ast.JoinedStr):
-            parts |= set(node.values)
-        elif isinstance(node, ast.BinOp) and node not in parts and (steps := _list_steps(node)):
-            parts |= {*steps, *(step for step in ast.walk(node) if isinstance(step, ast.BinOp))}
-            yield "/".join(str(step.value) for step in steps)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
-            yield from _list_filled(text)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in silent | parts:
-            yield node.value
-            yield from _list_filled(_VALUE_IN_TEXT.sub("*", node.value))
-
-
-def _list_steps(node: ast.expr) -> list[ast.Constant]:
-    """Return the texts that `folder / "a" / "b.txt"` goes down by, up to the first value that is no text."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-        return []
-    before, step = _list_steps(node.left), node.right
-    is_whole = not isinstance(node.left, ast.BinOp) or (before and before[-1] is node.left.right)
-    if is_whole and isinstance(step, ast.Constant) and isinstance(step.value, str):
-        return [*before, step]
-    return before
-
-
-def _list_filled(pattern: str) -> Iterator[str]:
-    """Yield a text with values as a pattern if it says more of a name than its ending, by which `f"{x}.json"` is any file."""
-    if "*" in pattern and Path(pattern).suffix and re.search(r"\w", pattern[: -len(Path(pattern).suffix)]):
-        yield pattern
-
-
 def _is_module_path(folder: Path, text: str) -> bool:
     """Return whether a text such as "lib.extra" is the dotted path of a module, as `importlib.import_module` takes it."""
     if not _DOTTED.fullmatch(text):
@@ -297,18 +245,28 @@ def _is_module_path(folder: Path, text: str) -> bool:
 
 
 def _iterate_module_files(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a module or package that is imported in a folder: Python, compiled, and all files of a package."""
+    """Yield the files of a module or package that is imported in a folder: Python and compiled ones."""
     yield from filter(Path.is_file, (folder / f"{name}.py", folder / f"{name}.so", folder / f"{name}.pyd"))
     yield from sorted(folder.glob(f"{glob.escape(name)}.*.so"))
     package = folder / name
-    if package.is_dir() and package.resolve() != folder:
-        yield from walk_files(package)
+    if package.is_dir() and package.resolve() != folder and _is_package(package):
+        yield from (file for file in walk_files(package) if file.suffix in all_suffixes())
 
 
-def _find_files(folder: Path, file: Path, pattern: str) -> Iterator[Path]:
+def _is_package(folder: Path) -> bool:
+    """Return whether a folder is a package to Python: it has `__init__.py`, or no module of its name is installed."""
+    if (folder / "__init__.py").is_file():
+        return True
+    specs = (finder.find_spec(folder.name, None) for finder in sys.meta_path)
+    installed = next((spec for spec in specs if spec is not None), None)
+    return installed is None or installed.origin is None  # a folder without `__init__.py` has no origin
+
+
+def _find_files(folder: Path, file: Path, pattern: str, excluded: frozenset[Path]) -> Iterator[Path]:
     """Yield the files beside a file that a text may name: a file, a module, a small folder's files, or those of a pattern.
 
     A pattern has an ending of its own, such as .txt. An ending alone names the file with this ending (`Path.with_suffix`).
+    A folder with a file that is excluded has data of the scenario, and its other files too may be data.
     """
     names_nothing = not pattern.strip("*./") or "\0" in pattern or len(pattern) > 255 or "\n" in pattern
     if names_nothing or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
@@ -329,6 +287,8 @@ def _find_files(folder: Path, file: Path, pattern: str) -> Iterator[Path]:
         if path.is_file():
             yield path
         elif path.is_dir() and path.resolve() != folder and not _is_run_or_environment(path):
+            if any(each.is_relative_to(path.resolve()) for each in excluded):
+                continue
             files = list(islice(walk_files(path), _MAX_FILES + 1))
             if len(files) <= _MAX_FILES and sum(file.stat().st_size for file in files) <= _MAX_BYTES:
                 yield from files
@@ -346,8 +306,14 @@ def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
     """Return the absolute paths of the scenario's tables on this machine, which are not copied but read where they are."""
     tables = (graph.table for graph in scenario.data.graph.values())
     labels = (options.path for options in scenario.data.labels)
-    paths = (scenario.data.interactions, scenario.data.items, *tables, *labels)
-    return {(folder / path).resolve() for path in paths if isinstance(path, str) and "://" not in path}
+    places = set[Path]()
+    for path in (scenario.data.interactions, scenario.data.items, *tables, *labels):
+        if isinstance(path, str) and ("://" not in path or path.startswith("file://")):
+            place = path if "://" in path else str(folder / path)
+            places.add(Path(place).resolve())  # a folder, also of files that come later
+            with suppress(DataError):
+                places |= {Path(file).resolve() for file in find_files(place, "table", "").files}
+    return places
 
 
 def read_copies(run: RunFolder) -> PluginFiles:

@@ -16,7 +16,7 @@ from nonet.deploy.opened.vocabulary import Vocabulary
 from nonet.errors import ConfigError
 from nonet.models.generation import Corpus
 from nonet.models.inference import EventHistory
-from nonet.samples.tables import IdKind, as_numbers, list_boolean_names, list_names, match_rows
+from nonet.samples.tables import IdKind, as_numbers, infer_types, match_rows
 
 MAX_PER_REQUEST = 1000
 """Maximum number of items of an answer, of items to score, and of events in a post."""
@@ -48,6 +48,10 @@ class EventReader:
         self.vocabulary = vocabulary or Vocabulary(
             IdKind.from_ids(corpus.seq.user_id), IdKind.from_ids(corpus.item_id)
         )
+        id_kinds = {"user_id": self.vocabulary.users, "item_id": self.vocabulary.items}
+        id_types = {name: pa.string() if kind.text else pa.int64() for name, kind in id_kinds.items()}
+        known_types = {**id_types, "timestamp": pa.int64(), "event": pa.string()}
+        self._condition_types = infer_types(where or "", known_types)
 
     def post(
         self, user: int | str, events: Sequence[Mapping[str, Any]], id: str | None
@@ -68,7 +72,7 @@ class EventReader:
             Refused: An event is wrong.
         """
         name = self.vocabulary.convert_user(user)
-        known, unknown = self.check_posted_events(events)
+        known, unknown = self._check_posted_events(events, name)
         if not known:
             return 0, unknown, True
         return len(known), unknown, self.histories.post(name, known, id, events)
@@ -81,13 +85,14 @@ class EventReader:
         """Return the size and retention of the journal of posted events, and the number of entries that cannot be read."""
         return self.histories.get_facts()
 
-    def check_posted_events(
-        self, events: Sequence[Mapping[str, Any]]
+    def _check_posted_events(
+        self, events: Sequence[Mapping[str, Any]], user: str
     ) -> tuple[list[dict[str, Any]], list[Any]]:
         """Check posted events, and convert them to dense items.
 
         Args:
             events: Events as `post` takes them.
+            user: The user's id as text.
 
         Returns:
             Events as `UserHistories.post` takes them, and the ids of unknown items, whose events are left out.
@@ -98,7 +103,7 @@ class EventReader:
         if not 1 <= len(events) <= MAX_PER_REQUEST:
             raise Refused("bad_events", f"{len(events)} events; a request has 1 to {MAX_PER_REQUEST}")
         now = get_present()
-        known, unknown = self._convert_events(events, now, spread=False)
+        known, unknown = self._convert_events(events, now, user, spread=False)
         newest = max((event["time"] for event in known), default=now)
         if newest > now + _MAX_AHEAD_S:
             raise Refused(
@@ -130,23 +135,21 @@ class EventReader:
         """Raise Refused if `data.where` leaves an event out of the run, whatever the values are that it does not have.
 
         Args:
-            events: Values by column of each event, and its kind as "event"; None for what an event does not have.
+            events: Values by column of each event, by Nonet's names; None for what an event does not have.
         """
-        names = list_names(self._where or "") - {"true", "false"}
-        is_left_out = np.zeros(len(events), bool)
-        for unknown_type in (pa.float64(), pa.string()) if names else ():
-            try:
-                columns = {name: self._make_column(name, events, unknown_type) for name in names}
-                # A comparison with a missing value is null, and so is what depends on it.
-                is_left_out = match_rows(f"not ({self._where})", pa.table(columns))
-                break
-            except pa.ArrowException:  # ids of one column as texts and as numbers
-                if len(events) > 1:
-                    for event in events:
-                        self._check_condition([event])
-                    return
-            except ConfigError:  # another type is compared
-                continue
+        if not self._where or not events:
+            return
+        untyped = [name for name, column_type in self._condition_types.items() if column_type is None]
+        has_text = any(isinstance(event.get(name), str) for name in untyped for event in events)
+        columns = {
+            name: self._make_column(name, column_type or (pa.string() if has_text else pa.float64()), events)
+            for name, column_type in self._condition_types.items()
+        }
+        try:
+            # A comparison with a missing value is null, and so is what depends on it.
+            is_left_out = match_rows(f"not ({self._where})", pa.table(columns))
+        except ConfigError:  # the negation is one level deeper than a condition may be: no event is refused
+            return
         if is_left_out.any():
             raise Refused(
                 "left_out",
@@ -154,19 +157,19 @@ class EventReader:
             )
 
     def _make_column(
-        self, name: str, events: Sequence[Mapping[str, Any]], unknown_type: pa.DataType
+        self, name: str, column_type: pa.DataType, events: Sequence[Mapping[str, Any]]
     ) -> pa.Array:
-        """Return the values of a column that `data.where` names [N], as the log has them; null for those that are missing."""
-        values = [event.get(name) for event in events]
+        """Return the values of a column that `data.where` names [N], in the kind that the log has; null for missing ones."""
         default = self.histories.defaults.get(name)
-        if name in list_boolean_names(self._where or ""):
-            return pa.array([None if value is None else bool(value) for value in values], pa.bool_())
-        if default is not None and default.dtype.kind == "f":
-            return pa.array([None if value is None else float(value) for value in values], pa.float64())
-        if any(value is not None for value in values):
-            return pa.array(values)
-        known_type = pa.from_numpy_dtype(default.dtype) if default is not None else unknown_type
-        return pa.nulls(len(values), pa.string() if name == "event" else known_type)
+        if default is not None and default.dtype.kind != "f" and pa.types.is_floating(column_type):
+            column_type = pa.int64()  # of which floating numbers do not have all digits
+        convert = {pa.bool_(): bool, pa.string(): str, pa.float64(): float}.get(column_type, int)
+        own_values = [
+            # A number may stand for a text (`_hash_text`), which is then not known here.
+            None if value is None or isinstance(value, str) != (convert is str) else convert(value)
+            for value in (event.get(name) for event in events)
+        ]
+        return pa.array(own_values, column_type)
 
     def _hash_text(self, name: str, value: Any) -> Any:
         """Return the number that stands for a text in a column of ids or texts; other values as they are."""
@@ -219,18 +222,19 @@ class EventReader:
             raise Refused(
                 "bad_history", "an event of the history has no item; an event is {item, time, event, values}"
             )
-        known, unknown = self._convert_events(given, now, spread=True)
+        known, unknown = self._convert_events(given, now, name, spread=True)
         events = _select_older(sort_events(self.histories.make_events(known)), None if time is None else now)
         return events, np.unique(events.item.astype(np.int64)), user_key, not len(events), unknown
 
     def _convert_events(
-        self, events: Sequence[Mapping[str, Any]], now: int, *, spread: bool
+        self, events: Sequence[Mapping[str, Any]], now: int, user: str, *, spread: bool
     ) -> tuple[list[dict[str, Any]], list[Any]]:
         """Convert events to dense items, and return them and the ids of unknown items, whose events are left out.
 
         Args:
             events: Events as `post` takes them.
             now: Unix seconds of the request, the time of events without one.
+            user: The user's id as text; "" for none.
             spread: Whether these are instead one second apart, the last one a second before the request.
 
         Raises:
@@ -246,12 +250,15 @@ class EventReader:
             self._make_posted_event(event, item, time)
             for event, item, time in zip(known_events, item_indices.tolist(), times.tolist(), strict=True)
         ]
-        defaults = self.histories.defaults
+        own_user, item_ids = self.vocabulary.get_own_user_id(user), self.items.get_ids(item_indices)
         self._check_condition(
             [
-                self.vocabulary.rename_values(event.get("values") or {}, defaults)
-                | {"event": event.get("event")}
-                for event in known_events
+                self.vocabulary.rename_values(event.get("values") or {}, self.histories.defaults)
+                | {"event": event.get("event"), "user_id": own_user, "item_id": item_id}
+                | {
+                    "timestamp": None if spread and event.get("time") is None else time
+                }  # not if it is made up
+                for event, item_id, time in zip(known_events, item_ids, times.tolist(), strict=True)
             ]
         )
         return converted, unknown

@@ -1,5 +1,5 @@
 from .conditions import compile_condition as compile_condition  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
-from .conditions import list_boolean_names as list_boolean_names
+from .conditions import infer_types as infer_types  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .conditions import list_names as list_names
 from .conditions import match_rows as match_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .files import FolderColumns as FolderColumns

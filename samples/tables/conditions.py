@@ -15,7 +15,7 @@ import ast
 import functools
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -335,11 +335,56 @@ def list_names(text: str) -> set[str]:
     return {node.id for node in _list_nodes(text) if isinstance(node, ast.Name)}
 
 
-def list_boolean_names(text: str) -> set[str]:
-    """Return the names in a condition that are compared with true or false, as `list_names` returns all."""
-    operands = [[node.left, *node.comparators] for node in _list_nodes(text) if isinstance(node, ast.Compare)]
-    names = [{node.id for node in nodes if isinstance(node, ast.Name)} for nodes in operands]
-    return {name for group in names if group & {"true", "false"} for name in group} - {"true", "false"}
+def infer_types(text: str, known: Mapping[str, pa.DataType]) -> dict[str, pa.DataType | None]:
+    """Return the type of each column in a valid condition, as it follows from the condition, for tables without the column.
+
+    A column that is used alone is true or false; one that is compared has the kind of the literals or of the other column.
+
+    Args:
+        text: The condition.
+        known: Types of columns that are known.
+
+    Returns:
+        The known type, or bool, string, float64 for a number, or a list; None for columns that are only compared with each other.
+    """
+    types, pairs = dict(known), list[tuple[str, str]]()
+    for node in _list_nodes(text):
+        alone = list(node.values) if isinstance(node, ast.BoolOp) else []
+        alone += [node.operand] if isinstance(node, ast.UnaryOp) else []
+        alone += [node.body] if isinstance(node, ast.Expression) else []
+        for each in alone:
+            types.setdefault(_get_column_name(each), pa.bool_())
+        if isinstance(node, ast.Compare):
+            for left, op, right in zip(
+                [node.left, *node.comparators], node.ops, node.comparators, strict=False
+            ):
+                names = (_get_column_name(left), _get_column_name(right))
+                kinds = [_get_literal_type(each) for each in (left, *getattr(right, "elts", (right,)))]
+                kind = next((each for each in kinds if each is not None), None)
+                if kind is None:
+                    pairs.append(names)
+                elif isinstance(op, ast.In | ast.NotIn) and names[1]:
+                    types.setdefault(names[1], pa.list_(pa.int64() if kind == pa.float64() else kind))
+                else:
+                    types |= {name: types.get(name, kind) for name in names}
+    for left, right in pairs * len(pairs):  # as often as a kind may be handed on
+        if (kind := types.get(left, types.get(right))) is not None:
+            types |= {name: types.get(name, kind) for name in (left, right)}
+    columns = {_get_column_name(node) for node in _list_nodes(text)} - {""}
+    return {name: types.get(name) for name in columns}
+
+
+def _get_column_name(node: ast.AST) -> str:
+    """Return the name of the column that a node is; "" for others, such as true."""
+    return node.id if isinstance(node, ast.Name) and node.id.lower() not in ("true", "false") else ""
+
+
+def _get_literal_type(node: ast.AST) -> pa.DataType | None:
+    """Return bool, string or float64 for a literal; None for a column."""
+    if isinstance(node, ast.Name):
+        return None if _get_column_name(node) else pa.bool_()
+    value = getattr(node, "value", 0)  # a number with a sign has none
+    return pa.bool_() if isinstance(value, bool) else pa.string() if isinstance(value, str) else pa.float64()
 
 
 def _list_nodes(text: str) -> list[ast.AST]:

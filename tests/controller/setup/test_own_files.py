@@ -169,16 +169,52 @@ def test_what_lies_beside_a_reward_travels_and_tables_runs_and_hidden_files_do_n
         read_copies(run)
 
 
-@pytest.mark.parametrize(("files", "bytes"), [(3, 1), (1, 200)])
-def test_a_large_folder_does_not_travel_because_a_text_is_its_name(tmp_path, monkeypatch, files, bytes):
-    (tmp_path / "own.py").write_text("import package.part\nKEY = 'data'\n")
-    for folder, count, size in (("package", 2, 10), ("data", files, bytes)):
-        (tmp_path / folder).mkdir()
-        for index in range(count):
-            (tmp_path / folder / f"{index}.txt").write_bytes(b"x" * size)
+@pytest.mark.parametrize(("files", "bytes", "travels"), [(3, 1, False), (1, 200, False), (2, 50, True)])
+def test_a_large_folder_does_not_travel_because_a_text_is_its_name(
+    tmp_path, monkeypatch, files, bytes, travels
+):
+    (tmp_path / "own.py").write_text("KEY = 'data'\n")
+    (tmp_path / "data").mkdir()
+    for index in range(files):
+        (tmp_path / "data" / f"{index}.txt").write_bytes(b"x" * bytes)
     monkeypatch.setattr("nonet.controller.setup.own_files._MAX_FILES", 2)
     monkeypatch.setattr("nonet.controller.setup.own_files._MAX_BYTES", 100)
-    assert {path.parent.name for path in find_files_beside(tmp_path / "own.py")} == {"package"}
+    assert len(find_files_beside(tmp_path / "own.py")) == (files if travels else 0)
+
+
+def test_a_folder_with_the_name_of_an_import_travels_only_as_the_code_that_python_imports(tmp_path):
+    (tmp_path / "own.py").write_text("import pyarrow, json, kinds, words, data\n")
+    code = {"kinds/deep/part.py", "words/__init__.py", "words/part.py", "words/limits.json"}
+    others = {
+        "pyarrow/mine.py", "json/mine.py", "data/train.csv", "kinds/deep/prices.csv", "words/aws_credentials"
+    }  # fmt: skip
+    for name in code | others:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("T = 'limits.json'\n" if name == "words/part.py" else "")
+    found = find_files_beside(tmp_path / "own.py")
+    assert {str(path.relative_to(tmp_path)) for path in found} == code
+
+
+def test_code_deep_in_a_package_may_name_files_of_the_folders_around_it(tmp_path):
+    (tmp_path / "own.py").write_text("import words\n")
+    (tmp_path / "words/deep").mkdir(parents=True)
+    (tmp_path / "words/deep/part.py").write_text("T = Path(__file__).parents[1] / 'stop.txt'\n")
+    (tmp_path / "words/stop.txt").write_text("the")
+    assert tmp_path / "words/stop.txt" in find_files_beside(tmp_path / "own.py")
+
+
+@pytest.mark.timeout(60)
+def test_folders_with_links_to_each_other_travel_with_one_link_each(tmp_path):
+    (tmp_path / "own.py").write_text("X = 'all'\n")
+    for name in range(8):
+        (tmp_path / f"all/{name}/deep").mkdir(parents=True)
+        (tmp_path / f"all/{name}/own.txt").write_text("x")
+        (tmp_path / f"all/{name}/deep/up").symlink_to(tmp_path / f"all/{name}")
+        for other in range(8):
+            (tmp_path / f"all/{name}/to-{other}").symlink_to(tmp_path / f"all/{other}")
+    places = {str(path.relative_to(tmp_path / "all")) for path in find_files_beside(tmp_path / "own.py")}
+    own = {f"{name}/own.txt" for name in range(8)}
+    assert places == own | {f"{a}/to-{b}/own.txt" for a in range(8) for b in range(8) if a != b}
 
 
 def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path):
@@ -202,7 +238,7 @@ def test_with_a_file_travels_what_it_imports_and_names_and_nothing_else(tmp_path
         (tmp_path / name).write_text("x = 1\n")
     (tmp_path.parent / "outside.txt").write_text("x")
     found = find_files_beside(tmp_path / "own.py")
-    assert {str(path.relative_to(tmp_path)) for path in found} == names | {"other/x.txt.bak"}
+    assert {str(path.relative_to(tmp_path)) for path in found} == names
     without = find_files_beside(tmp_path / "own.py", {tmp_path / "vocabulary", tmp_path / "limits.json"})
     assert {path.name for path in set(found) - set(without)} == {"a.txt", "b.txt", "limits.json"}
 
@@ -211,10 +247,33 @@ FOUND = [
     ("importlib.import_module('lib.extra')", {"lib/__init__.py", "lib/extra.py"}, set()),
     ("'lib.gone'", set(), {"lib/__init__.py"}),
     ("import fast", {"fast.cpython-311-x86_64-linux-gnu.so"}, set()),
-    ("import recsys", {"recsys/__init__.py", "recsys/scenario.yaml"}, {"recsys/.env"}),
+    ("import recsys", {"recsys/__init__.py"}, {"recsys/.env", "recsys/scenario.yaml"}),
     ("T = Path(__file__).with_suffix('.json')", {"own.json"}, {"other.json"}),
     ("T = Path(__file__).parent / 'conf' / 'a.txt'", {"conf/a.txt"}, {"conf/password.yaml"}),
     ("T = Path(__file__).parent / 'conf' / name", {"conf/a.txt", "conf/password.yaml"}, set()),
+    ("T = Path('conf', 'a.txt')", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = Path('conf') / 'a.txt'", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = (HERE / 'conf').joinpath('a.txt')", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = os.path.join(os.path.dirname(__file__), 'conf', 'a.txt')", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = os.path.join(HERE, name, 'conf'), Path(x) / 2", {"conf/a.txt"}, set()),
+    ("FOLDER = 'conf'", {"conf/a.txt"}, set()),
+    ("def f(x, folder='conf', *, n=1): return x", {"conf/a.txt"}, set()),
+    ("def load(*, table='conf'): return x", {"conf/a.txt"}, set()),
+    ("def f(folder, /, kind='conf', *, n=1): return x", set(), {"conf/a.txt"}),
+    ("T = load_words('conf')", {"conf/a.txt"}, set()),
+    ("T = Words(x, folder='conf')", {"conf/a.txt"}, set()),
+    ("T = options.get('folder', 'conf')", {"conf/a.txt"}, set()),
+    ("T = print(open('conf'))", {"conf/a.txt"}, set()),
+    ("T = Words('conf/a.txt')", {"conf/a.txt"}, {"conf/password.yaml"}),
+    ("T = options.get('conf'), os.environ.get('own.json')", set(), {"conf/a.txt", "own.json"}),
+    ("T = os.environ['conf'], os.getenv('conf'), x.pop('conf')", set(), {"conf/a.txt"}),
+    ("T = logging.getLogger('conf'), getattr(x, 'conf'), Word(kind='conf')", set(), {"conf/a.txt"}),
+    ("T = Thread('conf'), redirect({'a': ['conf']}), '_'.join(('conf', x))", set(), {"conf/a.txt"}),
+    ("T = load(column('conf'))", set(), {"conf/a.txt"}),
+    ("raise ValueError('conf')", set(), {"conf/a.txt"}),
+    ("T = x in ('conf', 'own.json')", set(), {"conf/a.txt", "own.json"}),
+    ("match x:\n case 'conf' | {'own.json': 1}: pass", set(), {"conf/a.txt", "own.json"}),
+    ("__all__ = ['conf']", set(), {"conf/a.txt"}),
     ("T = f'conf/{x}.txt'", {"conf/a.txt"}, {"conf/password.yaml"}),
     ("T = 'conf/%d.txt' % 1, 'a_{}.txt'.format(2)", {"conf/1.txt", "a_2.txt"}, {"conf/password.yaml"}),
     ("raise KeyError(f'{x}.json')", set(), {"own.json", "credentials.json"}),
@@ -249,20 +308,42 @@ def test_what_travels_with_code_of_this_form(tmp_path, code, travels, stays, enc
     assert not found & stays
 
 
-def test_label_files_stay_where_they_are(tmp_path):
-    (tmp_path / "own.py").write_text("T = 'orders.csv'\n")
-    (tmp_path / "orders.csv").write_text("user,item,time\n")
-    labels = [{"path": "orders.csv", "within": "7d"}]
+@pytest.mark.parametrize(
+    ("interactions", "path", "code", "travels"),
+    [
+        ("interactions.parquet", "orders.csv", "T = 'orders.csv', 'weights.json'", {"weights.json"}),
+        ("interactions.parquet", "*s.csv", "T = 'orders.csv', '*.csv'", {"prices.csv.csv"}),
+        ("interactions.parquet", "labels/*.csv", "T = 'labels'", set()),
+        ("interactions.parquet", "labels", "T = 'labels/a.csv'", set()),
+        ("interactions.parquet", "labels/a.csv", "T = 'labels'", set()),
+        (
+            "interactions.parquet",
+            "labels/*.csv",
+            "T = 'labels/a.csv', 'labels/units.json'",
+            {"labels/units.json"},
+        ),
+        ("interactions.parquet", "file://FOLDER/labels/*.csv", "T = 'labels'", set()),
+        ("labels/a.c*", "file://FOLDER/orders.csv", "T = 'orders.csv', 'labels/a.csv'", set()),
+        ("interactions.parquet", "s3://bucket/labels/a.csv", "T = 'labels/a.csv'", {"labels/a.csv"}),
+    ],
+)
+def test_tables_of_the_scenario_stay_where_they_are(tmp_path, interactions, path, code, travels):
+    (tmp_path / "labels").mkdir()
+    for name in ("orders.csv", "prices.csv.csv", "labels/a.csv", "labels/units.json", "weights.json"):
+        (tmp_path / name).write_text("user,item,time\n")
+    (tmp_path / "own.py").write_text(code)
+    labels = [{"path": path.replace("FOLDER", str(tmp_path)), "within": "7d"}]
     scenario = make_scenario(
         {
             "name": "own",
-            "data": {"interactions": "interactions.parquet", "labels": labels},
+            "data": {"interactions": interactions, "labels": labels},
             "stages": {"rl": {"steps": 1, "rewards": {"r": {"use": "own.py"}}}},
         }
     )
     run = RunFolder(tmp_path / "run")
     keep_copies(scenario, tmp_path, run)
-    assert [path.name for path in run.sources.iterdir()] == ["own.py"]
+    copies = {str(file.relative_to(run.sources)) for file in run.sources.rglob("*") if file.is_file()}
+    assert copies == travels | {"own.py"}
 
 
 def test_code_that_cannot_be_parsed_takes_nothing_along(tmp_path):

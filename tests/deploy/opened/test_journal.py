@@ -415,22 +415,77 @@ def test_a_posted_event_that_where_leaves_out_is_refused_as_far_as_its_values_sa
         ("KIND == 'other' and rating >= 4", {}, True),
         ("KIND == 'other' or rating >= 4", {}, False),
         ("gone == 'x'", {}, False),
+        ("gone == 'x' and lost >= 1 and 'a' in tags and rating >= 4", {"values": {"rating": 3}}, True),
+        ("genre == 'x' and rating >= 4", {"values": {"rating": 3}}, True),
+        ("genre in ('x', 'y') or rating >= 4", {"values": {"rating": 3}}, False),
+        ("genre == 'x'", {"values": {"genre": "x"}}, False),
+        ("genre == 'x'", {"values": {"genre": "y"}}, True),
+        ("genre == 'x'", {"values": {"genre": 5}}, False),
+        ("genre == brand", {"values": {"genre": "x", "brand": "y"}}, True),
+        ("genre == brand", {"values": {"genre": "x"}}, False),
+        ("clicked >= 9007199254740993", {"values": {"genre": "x"}}, False),
+        ("genre >= 9007199254740993", {"values": {"genre": 9007199254740993}}, False),
+        ("genre >= 9007199254740994", {"values": {"genre": 9007199254740993}}, True),
+        ("clicked", {"values": {"clicked": 0}}, True),
+        ("clicked", {"values": {"clicked": 1}}, False),
+        ("not clicked or rating >= 4", {"values": {"clicked": 1, "rating": 3}}, True),
+        ("clicked == True", {"values": {"clicked": 0}}, True),
+        ("clicked in (TRUE,)", {"values": {"clicked": 0}}, True),
+        ("clicked == 1 and rating >= 4", {"values": {"clicked": 0}}, True),
+        ("timestamp >= 2000000000", {"time": 1700000000}, True),
+        ("timestamp < 2000000000", {"time": 1700000000}, False),
+        ("timestamp < 1000000000", {}, True),
+        ("item_id != ITEM", {}, True),
+        ("item_id == ITEM", {}, False),
+        ("user_id != 9001", {}, True),
+        ("user_id == 9001", {}, False),
+        ("not " * 62 + "clicked", {"values": {"clicked": 1}}, False),
+        ("not " * 63 + "clicked", {"values": {"clicked": 1}}, False),
         ("rating >= 4", {"values": {"rating": 1 << 70}}, False),
     ],
 )
 def test_a_condition_is_decided_by_what_an_event_has(served, tmp_path, where, event, is_refused):
     corpus = served.ring.corpus()
-    histories = UserHistories(
-        corpus, tmp_path / "events.jsonl", {"rating": np.float32(0), "clicked": np.int8(0)}
-    )
+    defaults = {"rating": np.float32(0), "clicked": np.int8(0), "genre": np.int64(0), "brand": np.int64(0)}
+    histories = UserHistories(corpus, tmp_path / "events.jsonl", defaults)
     kind = next(iter(histories.kinds), None)
-    features = RequestFeatures(corpus, histories, 8, 20, where=where.replace("KIND", "event"))
+    where = where.replace("KIND", "event").replace("ITEM", str(corpus.item_id[0]))
+    features = RequestFeatures(corpus, histories, 8, 20, where=where)
     posted = [{"item": int(corpus.item_id[0]), "event": kind} | event]
-    if is_refused and not ("KIND" in where and kind is None):
+    if is_refused and not ("event" in where and kind is None):
         with pytest.raises(Refused, match=r"leaves this event out"):
             features.post(9001, posted, None)
     else:
         features.post(9001, posted, None)
+
+
+def test_an_event_is_refused_by_a_condition_alone_and_beside_others(served, tmp_path):
+    corpus = served.ring.corpus()
+    item = int(corpus.item_id[0])
+    histories = UserHistories(
+        corpus, tmp_path / "events.jsonl", {"rating": np.float32(0), "genre": np.int64(0)}
+    )
+    features = RequestFeatures(corpus, histories, 8, 20, where="genre == 'x' and rating >= 4")
+    bad = {"item": item, "values": {"rating": 1}}
+    good = [{"item": item, "values": values} for values in ({"rating": 5, "genre": "x"}, {"genre": 7}, {})]
+    for events in ([bad], [*good, bad], [bad, *good]):
+        with pytest.raises(Refused, match=r"leaves this event out"):
+            features.post(9001, events, None)
+    features.post(9001, good, None)
+
+
+def test_times_that_a_history_does_not_have_do_not_leave_its_events_out(served, tmp_path):
+    corpus = served.ring.corpus()
+    histories = UserHistories(corpus, tmp_path / "events.jsonl")
+    features = RequestFeatures(corpus, histories, 8, 20, where="timestamp < 2000")
+    item = int(corpus.item_id[0])
+    assert len(features.read_events(None, [item, {"item": item, "time": 1999}])[0]) == 2
+    with pytest.raises(Refused, match=r"leaves this event out"):
+        features.read_events(None, [item, {"item": item, "time": 2000}])
+    users = RequestFeatures(corpus, histories, 8, 20, where="user_id != 7")
+    assert len(users.read_events(None, [item])[0]) == 1
+    with pytest.raises(Refused, match=r"leaves this event out"):
+        users.read_events(7, [item])
 
 
 @pytest.mark.parametrize("where", [None, "rating >= 4"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from likes_world import HOUR, add_columns, change_scenario, make_click_run, make_likes, open_click_data
 from starlette.testclient import TestClient
 
+from nonet.deploy.opened.items import Refused
 from nonet.deploy.serving import describe_versions, promote_version, publish_checkpoint, rollback_version
 from nonet.deploy.serving.apart.deployments import EngineService, FeaturesService
 from nonet.deploy.serving.offline import Exported, ExportedClicks, export_run, score_rows
@@ -149,6 +151,17 @@ def test_an_export_scores_as_the_server_does_and_its_example_runs(run, client, t
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[0] == "after item 6, item 9"
     assert len(lines) == 11
+
+
+def test_an_export_of_a_click_model_refuses_the_events_that_the_run_leaves_out(run, tmp_path):
+    export_run(str(run.path), tmp_path / "export")
+    file = tmp_path / "export" / "export.json"
+    description = json.loads(file.read_text())
+    file.write_text(json.dumps(description | {"where": "device == 'tv' and rating >= 4"}))
+    exported = ExportedClicks(tmp_path / "export")
+    assert exported.score([1002], history=[{"item": 1006, "values": {"rating": 4}}])
+    with pytest.raises(Refused, match=r"data.where: .* leaves this event out"):
+        exported.score([1002], history=[{"item": 1006, "values": {"rating": 3}}])
 
 
 def test_a_file_is_scored_with_the_evaluator_s_probability_of_each_test_event(run, tmp_path):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import ConfigError
-from nonet.samples.tables.conditions import compile_condition, match_rows
+from nonet.samples.tables.conditions import compile_condition, infer_types, match_rows
 
 TABLE = pa.table(
     {
@@ -111,6 +111,27 @@ def test_wrong_condition_is_one_line_that_names_the_place_and_the_fault(text, sa
     assert "\n" not in message
     for part in says:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        (
+            "a == 'x' and b >= -1 or not c and d in (1, 2)",
+            {"a": "string", "b": "double", "c": "bool", "d": "double"},
+        ),
+        ("a", {"a": "bool"}),
+        ("a == true or b != False or c in (TRUE,)", {"a": "bool", "b": "bool", "c": "bool"}),
+        ("'x' in a and 1 in b", {"a": "list<item: string>", "b": "list<item: int64>"}),
+        ("a == b and b == event", {"a": "string", "b": "string", "event": "string"}),
+        ("0 < a <= b and c not in ('x',)", {"a": "double", "b": "double", "c": "string"}),
+        ("a < b", {"a": None, "b": None}),
+        ("when > 1", {"when": "int64"}),
+    ],
+)
+def test_types_of_columns_follow_from_what_a_condition_compares_them_with(text, types):
+    inferred = infer_types(text, {"event": pa.string(), "when": pa.int64()})
+    assert {name: kind and str(kind) for name, kind in inferred.items()} == types
 
 
 @pytest.mark.parametrize(
