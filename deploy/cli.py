@@ -98,7 +98,7 @@ _COMMANDS = {
     "run": running.run,
     "resume": running.resume,
     "tune": running.tune,
-    "board": running.board,
+    "board": running.make_board,
     "plan": running.plan,
     "submit": running.submit,
     "stop": running.stop,

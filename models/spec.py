@@ -286,7 +286,7 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
 
 _FADE = 0.6  # the default of a memory's `fade`
 # The share of co-occurring items in the votes: chosen on validation (docs/benchmarks/quality.md, "What was tried").
-_COOCCURRENCE_SHARE = 0.4
+_COOCCURRENCE_SHARE = 0.3
 
 
 class Memory(StrictModel):

@@ -110,8 +110,8 @@ ROOMS = {
             "parity",
             "after",
             "after/chaos",
+            "after/board",
             "tune",
-            "board",
         ),
         *(
             "serving/access",

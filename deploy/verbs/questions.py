@@ -268,7 +268,7 @@ def read_group(folder: Path) -> tuple[dict[str, Any], str]:
     """
     from nonet.controller.record import RunFolder, list_grouped_runs, name_run
     from nonet.deploy.after import format_curve, format_seeds
-    from nonet.deploy.board import format_board
+    from nonet.deploy.after.board import format_board
     from nonet.deploy.tune import format_search_result
 
     record = RunFolder(folder)

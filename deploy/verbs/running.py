@@ -125,7 +125,7 @@ def tune(
     print(json.dumps(result, indent=1) if as_json else format_search_result(result))
 
 
-def board(
+def make_board(
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,7 +153,7 @@ def board(
     as_json: JsonOption = False,
 ) -> None:
     """Compare the recommender with baselines and published results on several data sets, by the same protocols."""
-    from nonet.deploy.board import format_board, run_board
+    from nonet.deploy.after.board import format_board, run_board
     from nonet.units import parse_seconds
 
     try:

@@ -13,9 +13,9 @@ from typing import Any
 from nonet.atomic import make_folder, read_json, write_whole
 from nonet.controller.record import RunFolder, check_no_storage, create_run, lock_run
 from nonet.deploy.after import combine_seeds, run_seed
-from nonet.deploy.board.entries import METRICS, BoardEntry, parse_entries
-from nonet.deploy.board.page import format_markdown, format_summary, render_board
-from nonet.deploy.board.results import collect_entry, compare_small_sets
+from nonet.deploy.after.board.entries import METRICS, BoardEntry, parse_entries
+from nonet.deploy.after.board.page import format_markdown, format_summary, render_board
+from nonet.deploy.after.board.results import collect_entry, compare_small_sets
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
 

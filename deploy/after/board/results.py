@@ -13,7 +13,7 @@ from nonet import yaml
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
 from nonet.deploy.after import TestedRun
-from nonet.deploy.board.entries import BoardEntry
+from nonet.deploy.after.board.entries import BoardEntry
 from nonet.models.ranking import compare_paired, compute_per_event
 
 SMALL_SET = 5000  # sets with fewer test events are also compared together
@@ -85,7 +85,9 @@ def find_published(
 
     The data are recognised by their numbers of users, items and events.
     """
-    text = (importlib.resources.files("nonet.deploy.board") / "published.yaml").read_text(encoding="utf-8")
+    text = (importlib.resources.files("nonet.deploy.after.board") / "published.yaml").read_text(
+        encoding="utf-8"
+    )
     rows = [
         row | {"data": name}
         for name, part in yaml.parse(text, "published.yaml").items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nonet.deploy.board.entries import PROTOCOLS
+from nonet.deploy.after.board.entries import PROTOCOLS
 from nonet.deploy.report import (
     ReportTable,
     TableCell,
