@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nonet.deploy.after.board.entries import PROTOCOLS
+from nonet.deploy.after.board.entries import PROTOCOLS, BoardEntry
 from nonet.deploy.report import (
     ReportTable,
     TableCell,
@@ -87,7 +87,7 @@ def _list_problems(board: Board) -> Iterator[str]:
     for key, reason in board["failed"].items():
         yield f"{key} failed: {reason}"
     for entry in board["entries"]:
-        key = entry["name"] if entry["protocol"] == "own" else f"{entry['name']}-{entry['protocol']}"
+        key = BoardEntry(**entry).key
         done = board["results"].get(key, {}).get("seeds", [])
         if missing := [seed for seed in board["seeds"] if seed not in done]:
             yield f"{key} lacks the seeds {', '.join(map(str, missing))}; the same command continues"
@@ -284,7 +284,8 @@ def _format_cell(cell: TableCell | str) -> str:
         return cell.replace("|", "\\|")
     text = f"**{cell.text}**" if cell.bold else cell.text
     sign = {1: "▲ ", 0: "", -1: "▼ ", None: ""}[cell.tone]
-    return f"{sign}{text} {cell.small}".rstrip().replace("|", "\\|")
+    small = cell.small if cell.small.startswith("±") or not cell.small else f"({cell.small})"
+    return f"{sign}{text} {small}".rstrip().replace("|", "\\|")
 
 
 def _get_text(cell: TableCell | str) -> str:
