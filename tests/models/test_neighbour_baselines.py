@@ -49,8 +49,14 @@ def test_pairs_are_those_of_users_in_any_chunks(monkeypatch: pytest.MonkeyPatch)
     offsets, items = list_user_items(SEQ, ITEMS, (TRAIN,))
     for pairs in (1, 50, 1 << 22):
         monkeypatch.setattr("nonet.models.baselines._ease._CHUNK_PAIRS", pairs)
-        np.testing.assert_array_equal(_count_pairs(offsets, items, ITEMS), matrix.T @ matrix)
-    assert not _count_pairs(np.zeros(3, np.int64), np.empty(0, np.int64), 4).any()
+        monkeypatch.setattr("nonet.models.baselines._ease._PART_PAIRS", 3 * pairs)
+        gram = np.zeros((ITEMS, ITEMS), np.float32)
+        n_parts = len(list(_count_pairs(gram, offsets, items)))
+        np.testing.assert_array_equal(gram, matrix.T @ matrix)
+        assert n_parts == (1 if pairs == 1 << 22 else ITEMS)
+    nothing = np.zeros((4, 4), np.float32)
+    assert len(list(_count_pairs(nothing, np.zeros(3, np.int64), np.empty(0, np.int64)))) == 1
+    assert not nothing.any()
 
 
 def test_ease_is_the_closed_form():
@@ -70,7 +76,7 @@ def test_ease_is_the_closed_form():
 def test_v_sknn_votes_as_its_formula_says(monkeypatch: pytest.MonkeyPatch, idf: bool, most_recent: int):
     monkeypatch.setattr("nonet.models.baselines._v_sknn._IDFS", (idf,))
     monkeypatch.setattr("nonet.models.baselines._v_sknn._MAX_SESSIONS", most_recent)
-    monkeypatch.setattr("nonet.models.baselines._v_sknn._CHUNK_PROMPTS", 3)
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._CHUNK_PAIRS", 30_000)
     draw = np.random.default_rng(5)
     log = pa.table(
         {
