@@ -31,7 +31,7 @@ from nonet.samples.sequences import TRAIN, Sequences
 _WEIGHTINGS: dict[str, Callable[[Any], Any]] = {  # of items by users [I, U]
     "cosine": normalize,
     "tf-idf": lambda matrix: normalize(tfidf_weight(matrix)),
-    "bm25": lambda matrix: bm25_weight(matrix, K1=1.2, B=0.75),
+    "bm25": lambda matrix: bm25_weight(matrix, K1=1.2, B=0.75),  # pyright: ignore[reportArgumentType]  no int
 }
 _ALS_TRIALS = ((10.0, 0.1), (1.0, 0.01), (40.0, 1.0), (10.0, 3.0))  # alpha and regularization
 _PRIOR = 1e-9  # Weight of popularity, which is scaled to a maximum of 1; below any similarity.
@@ -146,7 +146,7 @@ def _make_matrix(seq: Sequences, n_items: int, splits: Sequence[int]) -> Any:
 def _find_neighbours(weighted: Any, n_neighbours: int) -> Any:
     """Return the similarities of the most similar items of each item [I, I], sparse, from weights of items by users [I, U]."""
     # One more, because an item is its own neighbour.
-    recommender = ItemItemRecommender(K=n_neighbours + 1, num_threads=1)
+    recommender: Any = ItemItemRecommender(K=n_neighbours + 1, num_threads=1)
     # TF-IDF weighs users with all items but one by 0, and an item that has no others is then divided by 0.
     weighted.data = np.nan_to_num(weighted.data, copy=False)
     with warnings.catch_warnings():

@@ -65,16 +65,15 @@ def check_scores(name: str, scores: Any, prompts: int, n_items: int) -> Any:
     """
     expected = f"wanted float32 [{prompts}, {n_items}], a row per prompt and a column per item"
     if isinstance(scores, SparseVotes):
-        is_nan_P = np.zeros(prompts, bool)
+        is_nan_P = np.full(prompts, bool(np.isnan(scores.prior).any()))
         is_nan_P[scores.prompt[np.isnan(scores.weight)]] = True
-        is_nan_P |= np.isnan(scores.prior).any()
         _require_numbers(name, is_nan_P, expected)
         return scores
     if not isinstance(scores, np.ndarray):
         raise DataError(f"baseline {name!r}: scores are a {type(scores).__name__}; {expected}, a NumPy array")
     if scores.shape != (prompts, n_items) or scores.dtype not in (np.float32, np.float64):
         raise DataError(f"baseline {name!r}: scores are {scores.dtype} {list(scores.shape)}; {expected}")
-    _require_numbers(name, np.isnan(scores).any(1), expected)
+    _require_numbers(name, np.asarray(np.isnan(scores).any(1)), expected)
     return scores
 
 
