@@ -71,10 +71,12 @@ def check_data(
     if is_sampled or data.is_prepared_on_disk():
         interactions, item_schema = data.sample_tables()
         seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
+        catalogue = data.make_catalogue(item_schema)
         ids = {"user": interactions["user_id"], "item": interactions["item_id"]}
     else:
         built = checks.build_sequences(data)
         seq, items = built.sequences, built.items
+        catalogue = items
         # A run shows these notes when it begins.
         if built.unknown is not None and checks.max_table_bytes is not None:
             note = describe_unknown_items({"unknown_items": built.unknown.to_facts()})
@@ -106,8 +108,7 @@ def check_data(
     check_signals(data.signals, items)
     baselines = make_baseline_options(scenario) if scenario.model.spec.makes_lists else {}
     for config in baselines.values():
-        if check_baseline := BASELINES.get(config["use"]).check_items:
-            check_baseline(items, config)
+        BASELINES.get(config["use"]).check_items(catalogue, config)
     if seq is not None:
         _check_sequence_lengths(scenario, seq)
         notes = scenario.model.spec.check_events(scenario, seq)

@@ -27,7 +27,7 @@ from nonet.deploy.report import format_aligned
 from nonet.errors import CheckpointError, ConfigError, DataError
 from nonet.models.generation import Corpus
 from nonet.plugins import load_heavy
-from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences
+from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences, find_user_rows
 from nonet.samples.tables import find_files, replace_column
 from nonet.suggest import join_names
 from nonet.workers.roles import DataSetup
@@ -261,13 +261,12 @@ def _count_trained_events(seq: Sequences, trained: Sequences, learned: np.ndarra
         trained: The events of the run.
         learned: The indices of those that it has trained on.
     """
-    users = [pa.array(each.user_id).cast(pa.string()) for each in (seq, trained)]
-    known_rows = pc.fill_null(pc.index_in(users[0], value_set=users[1]), -1).to_numpy()
+    known_rows = find_user_rows(seq.user_id, trained.user_id)
     tested = seq.find_split_events(TEST)
     tested_keys, trained_keys = (
         np.rec.fromarrays([rows, each.item[events].astype(np.int64), each.time[events].astype(np.int64)])
         for each, events, rows in (
-            (seq, tested, known_rows[seq.find_users(tested)].astype(np.int64)),
+            (seq, tested, known_rows[seq.find_users(tested)]),
             (trained, learned, trained.find_users(learned).astype(np.int64)),
         )
     )

@@ -8,30 +8,27 @@ X [U, I] is 1 where a user has an item in the training events. The score of an i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from nonet.models.baselines._histories import (
-    FittedInParts,
-    compute_ndcg,
-    draw_validation_events,
+    ChosenByValidation,
     list_prompt_items,
     list_user_items,
 )
 from nonet.ranges import expand_ranges
+from nonet.samples.batches import split_by_size
 from nonet.samples.sequences import TRAIN, Sequences
 
 # Shapes: P prompts, I items, U users.
 _L2 = (100.0, 20.0, 500.0, 4.0)
-_CHUNK_PAIRS = 1 << 22  # Pairs of items of users per chunk.
+_CHUNK_PAIRS = 1 << 22  # Pairs of items of users that are counted at once.
+_PART_PAIRS = 1 << 28  # Pairs of a part of the fit.
 
 
-class Ease(FittedInParts):
+class Ease(ChosenByValidation):
     """Scores items by linear weights of the items of the history.
 
     Args:
@@ -43,25 +40,27 @@ class Ease(FittedInParts):
         trained: The chosen weight.
     """
 
+    name = "ease"
+
     def __init__(self, n_items: int, *, seed: int, l2: float | None = None):
-        self._n_items, self._seed = n_items, seed
+        super().__init__(n_items, seed)
         self._choices = _L2 if l2 is None else (l2,)
         self._weights = np.zeros((0, 0), np.float32)
-        self.trained: dict[str, Any] = {}
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
         """Solve for the weights on the given splits, and choose l2 by validation."""
-        gram = _count_pairs(*list_user_items(seq, self._n_items, splits), self._n_items)
-        yield
-        users, positions = draw_validation_events(seq, splits, self._seed, "ease")
-        best, best_weights = -1.0, self._weights
-        for l2 in self._choices if len(users) else self._choices[:1]:
-            self._weights = _solve(gram, l2)
-            ndcg = compute_ndcg(partial(self.scores, seq), seq, users, positions, self._n_items)
-            if ndcg > best:
-                best, best_weights, self.trained = ndcg, self._weights, {"l2": l2}
-            yield
-        self._weights = best_weights
+        gram = np.zeros((self._n_items, self._n_items), np.float32)
+        yield from _count_pairs(gram, *list_user_items(seq, self._n_items, splits))
+        # A second matrix holds the weights of all l2 in turn, because each may have gigabytes.
+        self._weights = np.empty_like(gram)
+
+        def solve(l2: float) -> None:
+            _solve(gram, l2, out=self._weights)
+            self.trained = {"l2": l2}
+
+        l2, _ = yield from self._choose(self._choices, solve, seq, splits)
+        if self.trained["l2"] != l2:
+            solve(l2)
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
@@ -73,24 +72,28 @@ class Ease(FittedInParts):
         return scores
 
 
-def _count_pairs(offsets: np.ndarray, items: np.ndarray, n_items: int) -> np.ndarray:
-    """Count the users that have both items of a pair, X'X [I, I] float32."""
-    gram = np.zeros((n_items, n_items), np.float32)
-    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    ends = np.cumsum(np.diff(offsets)[owner])  # of the pairs of each item with the items of its user
-    cuts = np.searchsorted(ends, np.arange(0, ends[-1] if len(ends) else 0, _CHUNK_PAIRS))
-    for start, stop in itertools.pairwise([*cuts, len(items)]):
-        other, pair_offsets = expand_ranges(offsets[owner[start:stop]], offsets[owner[start:stop] + 1])
-        np.add.at(gram, (np.repeat(items[start:stop], np.diff(pair_offsets)), items[other]), 1.0)
-    return gram
+def _count_pairs(gram: np.ndarray, offsets: np.ndarray, items: np.ndarray) -> Iterator[None]:
+    """Add the number of users that have both items of each pair, X'X, to a matrix [I, I], and yield after each part."""
+    by_item = np.argsort(items, kind="stable")
+    user = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))[by_item]
+    starts = np.searchsorted(items[by_item], np.arange(len(gram) + 1))
+    n_pairs = np.diff(np.concatenate([[0], np.cumsum(np.diff(offsets)[user])])[starts])
+    for part in split_by_size(n_pairs, _PART_PAIRS):
+        for item in range(part.start, part.stop):
+            users = user[starts[item] : starts[item + 1]]
+            for chunk in split_by_size(np.diff(offsets)[users], _CHUNK_PAIRS):
+                others, _ = expand_ranges(offsets[users[chunk]], offsets[users[chunk] + 1])
+                gram[item] += np.bincount(items[others], minlength=len(gram))
+        yield
 
 
-def _solve(gram: np.ndarray, l2: float) -> np.ndarray:
-    """Compute the weights B [I, I] float32 from X'X."""
-    matrix = torch.from_numpy(gram.copy())
+def _solve(gram: np.ndarray, l2: float, out: np.ndarray) -> None:
+    """Compute the weights B [I, I] float32 from X'X, without another matrix."""
+    np.copyto(out, gram)
+    matrix = torch.from_numpy(out)
     matrix.diagonal().add_(l2)
-    torch.linalg.cholesky(matrix, out=matrix)  # in place, because the matrix may have gigabytes
-    torch.cholesky_inverse(matrix, out=matrix)
+    # Columns are contiguous in the transposed view of the symmetric matrix, so that LAPACK needs no copy.
+    torch.linalg.cholesky(matrix.mT, out=matrix.mT)
+    torch.cholesky_inverse(matrix.mT, out=matrix.mT)
     matrix.div_(-matrix.diagonal().clone())  # column by column
     matrix.diagonal().zero_()
-    return matrix.numpy()

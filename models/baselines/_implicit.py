@@ -10,38 +10,34 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from implicit.als import AlternatingLeastSquares
-from implicit.nearest_neighbours import BM25Recommender, CosineRecommender, TFIDFRecommender
+from implicit.nearest_neighbours import ItemItemRecommender, bm25_weight, normalize, tfidf_weight
 from implicit.utils import ParameterWarning
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from nonet.models.baselines._histories import (
-    FittedInParts,
-    compute_ndcg,
-    draw_validation_events,
+    ChosenByValidation,
     list_prompt_items,
     list_user_items,
 )
-from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items
-from nonet.ranges import expand_ranges
+from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items, sum_votes
 from nonet.samples.sequences import TRAIN, Sequences
 
-# Shapes: P prompts, I items.
-_WEIGHTINGS: dict[str, Callable[..., Any]] = {
-    "cosine": CosineRecommender,
-    "tf-idf": TFIDFRecommender,
-    "bm25": BM25Recommender,
+# Shapes: U users, P prompts, I items.
+_WEIGHTINGS: dict[str, Callable[[Any], Any]] = {  # of items by users [I, U]
+    "cosine": normalize,
+    "tf-idf": lambda matrix: normalize(tfidf_weight(matrix)),
+    "bm25": lambda matrix: bm25_weight(matrix, K1=1.2, B=0.75),  # pyright: ignore[reportArgumentType]  no int
 }
 _ALS_TRIALS = ((10.0, 0.1), (1.0, 0.01), (40.0, 1.0), (10.0, 3.0))  # alpha and regularization
 _PRIOR = 1e-9  # Weight of popularity, which is scaled to a maximum of 1; below any similarity.
 
 
-class ItemKnn(FittedInParts):
+class ItemKnn(ChosenByValidation):
     """Scores items by their similarity with the items of the history.
 
     Args:
@@ -53,30 +49,26 @@ class ItemKnn(FittedInParts):
         trained: The weighting that validation has chosen.
     """
 
+    name = "item_knn"
+
     def __init__(self, n_items: int, *, seed: int, neighbours: int = 100):
-        self._n_items, self._seed, self._n_neighbours = n_items, seed, neighbours
-        self._popularity = Popularity(n_items)
-        self._similarity: Any = csr_matrix((n_items, n_items), dtype=np.float32)
-        self.trained: dict[str, Any] = {}
+        super().__init__(n_items, seed)
+        self._n_neighbours, self._popularity = neighbours, Popularity(n_items)
+        self._similarity: Any = None
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
         """Find the neighbours of each item in the given splits, and choose the weighting by validation."""
         self._popularity.fit(seq, splits)
         matrix = _make_matrix(seq, self._n_items, splits)
-        users, positions = draw_validation_events(seq, splits, self._seed, "item_knn")
-        best, best_similarity = -1.0, self._similarity
-        for name, recommender_class in list(_WEIGHTINGS.items())[: None if len(users) else 1]:
-            # One more, because an item is its own neighbour.
-            recommender = recommender_class(K=self._n_neighbours + 1, num_threads=1)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ParameterWarning)  # of a conversion within the library
-                recommender.fit(matrix, show_progress=False)
-            self._similarity = recommender.similarity.tocsr()
-            ndcg = compute_ndcg(partial(self.scores, seq), seq, users, positions, self._n_items)
-            if ndcg > best:
-                best, best_similarity, self.trained = ndcg, self._similarity, {"weighting": name}
-            yield
-        self._similarity = best_similarity
+
+        def fit(weighting: str) -> Any:
+            with np.errstate(invalid="ignore"):  # of weights that are replaced
+                weighted = _WEIGHTINGS[weighting](matrix.T)
+            self._similarity = _find_neighbours(weighted, self._n_neighbours)
+            return self._similarity
+
+        weighting, self._similarity = yield from self._choose(list(_WEIGHTINGS), fit, seq, splits)
+        self.trained = {"weighting": weighting}
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
@@ -85,17 +77,17 @@ class ItemKnn(FittedInParts):
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the similarities with the items of each prompt; the popularity is the prior of all items."""
         prompt, item, _ = list_prompt_items(seq, users, positions, self._n_items)
-        starts = self._similarity.indptr.astype(np.int64)
-        index, offsets = expand_ranges(starts[item], starts[item + 1])
-        pair = np.repeat(prompt, np.diff(offsets)) * self._n_items + self._similarity.indices[index]
-        cell, cell_index = np.unique(pair, return_inverse=True)
-        weight = np.bincount(cell_index, weights=self._similarity.data[index], minlength=len(cell))
-        return SparseVotes(
-            self._popularity.make_prior(_PRIOR), cell // self._n_items, cell % self._n_items, weight
+        starts, similarity = self._similarity.indptr.astype(np.int64), self._similarity.data
+        return sum_votes(
+            self._popularity.make_prior(_PRIOR),
+            (prompt, starts[item], starts[item + 1]),
+            len(users),
+            self._similarity.indices,
+            lambda index, _: similarity[index],
         )
 
 
-class Ials(FittedInParts):
+class Ials(ChosenByValidation):
     """Scores items by the product of their vectors with that of the history.
 
     Args:
@@ -108,34 +100,32 @@ class Ials(FittedInParts):
         trained: alpha and the regularization, which validation has chosen.
     """
 
+    name = "ials"
+
     def __init__(self, n_items: int, *, seed: int, factors: int = 64, iterations: int = 15):
-        self._n_items, self._seed = n_items, seed
+        super().__init__(n_items, seed)
         self._factors, self._iterations = factors, iterations
         self._model: Any = None
-        self.trained: dict[str, Any] = {}
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
         """Factorise the given splits, and choose alpha and the regularization by validation."""
         matrix = _make_matrix(seq, self._n_items, splits)
-        users, positions = draw_validation_events(seq, splits, self._seed, "ials")
-        best, best_model = -1.0, None
-        for alpha, regularization in _ALS_TRIALS if len(users) else _ALS_TRIALS[:1]:
+
+        def fit(trial: tuple[float, float]) -> Any:
             with threadpool_limits(1, "blas"):  # implicit's own threads divide the rows
                 self._model = AlternatingLeastSquares(
                     factors=self._factors,
                     iterations=self._iterations,
-                    alpha=alpha,
-                    regularization=regularization,
+                    alpha=trial[0],
+                    regularization=trial[1],
                     random_state=self._seed,
                     use_gpu=False,
                 )
                 self._model.fit(matrix, show_progress=False)
-            ndcg = compute_ndcg(partial(self.scores, seq), seq, users, positions, self._n_items)
-            if ndcg > best:
-                best, best_model = ndcg, self._model
-                self.trained = {"alpha": alpha, "regularization": regularization}
-            yield
-        self._model = best_model
+            return self._model
+
+        trial, self._model = yield from self._choose(_ALS_TRIALS, fit, seq, splits)
+        self.trained = {"alpha": trial[0], "regularization": trial[1]}
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
@@ -151,3 +141,15 @@ def _make_matrix(seq: Sequences, n_items: int, splits: Sequence[int]) -> Any:
     """Return a sparse matrix [U, I] float32 with 1 where a user has an item."""
     offsets, items = list_user_items(seq, n_items, splits)
     return csr_matrix((np.ones(len(items), np.float32), items, offsets), shape=(len(seq), n_items))
+
+
+def _find_neighbours(weighted: Any, n_neighbours: int) -> Any:
+    """Return the similarities of the most similar items of each item [I, I], sparse, from weights of items by users [I, U]."""
+    # One more, because an item is its own neighbour.
+    recommender: Any = ItemItemRecommender(K=n_neighbours + 1, num_threads=1)
+    # TF-IDF weighs users with all items but one by 0, and an item that has no others is then divided by 0.
+    weighted.data = np.nan_to_num(weighted.data, copy=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ParameterWarning)  # of a conversion within the library
+        recommender.fit(weighted.T, show_progress=False)
+    return recommender.similarity.tocsr()

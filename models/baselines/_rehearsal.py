@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nonet.errors import DataError
+from nonet.models.baselines.kinds import SparseVotes
 
 if TYPE_CHECKING:
     from nonet.models.baselines.kinds import Baseline
@@ -50,8 +51,8 @@ def rehearse(name: str, make: Callable[[], Baseline], seq: Sequences, n_items: i
     check_scores(name, scores, len(users), n_items)
 
 
-def check_scores(name: str, scores: Any, prompts: int, n_items: int) -> np.ndarray:
-    """Return the scores of a baseline if they are floats [P, I] without NaN.
+def check_scores(name: str, scores: Any, prompts: int, n_items: int) -> Any:
+    """Return the scores of a baseline if they are floats [P, I] without NaN, or votes without NaN.
 
     Args:
         name: Name of the baseline.
@@ -63,17 +64,26 @@ def check_scores(name: str, scores: Any, prompts: int, n_items: int) -> np.ndarr
         DataError: The scores have another type, shape or dtype, or contain NaN.
     """
     expected = f"wanted float32 [{prompts}, {n_items}], a row per prompt and a column per item"
+    if isinstance(scores, SparseVotes):
+        is_nan_P = np.full(prompts, bool(np.isnan(scores.prior).any()))
+        is_nan_P[scores.prompt[np.isnan(scores.weight)]] = True
+        _require_numbers(name, is_nan_P, expected)
+        return scores
     if not isinstance(scores, np.ndarray):
         raise DataError(f"baseline {name!r}: scores are a {type(scores).__name__}; {expected}, a NumPy array")
     if scores.shape != (prompts, n_items) or scores.dtype not in (np.float32, np.float64):
         raise DataError(f"baseline {name!r}: scores are {scores.dtype} {list(scores.shape)}; {expected}")
-    is_nan_P = np.isnan(scores).any(1)
+    _require_numbers(name, np.asarray(np.isnan(scores).any(1)), expected)
+    return scores
+
+
+def _require_numbers(name: str, is_nan_P: np.ndarray, expected: str) -> None:
+    """Raise DataError if scores of a prompt are NaN."""
     if is_nan_P.any():
         raise DataError(
-            f"baseline {name!r}: scores of {int(is_nan_P.sum())} of {prompts} prompts are NaN, the first is row "
+            f"baseline {name!r}: scores of {int(is_nan_P.sum())} of {len(is_nan_P)} prompts are NaN, the first is row "
             f"{int(is_nan_P.argmax())}; {expected}, -inf for what is never recommended"
         )
-    return scores
 
 
 def _select_first_users(seq: Sequences, max_users: int) -> Sequences:

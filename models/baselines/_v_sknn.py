@@ -12,32 +12,28 @@ of session-based recommendation algorithms", UMUAI 2018; weights `div` of the au
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from nonet.models.baselines._histories import (
-    FittedInParts,
-    compute_ndcg,
-    draw_validation_events,
+    ChosenByValidation,
     list_prompt_items,
     list_user_items,
 )
-from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items
+from nonet.models.baselines.kinds import Popularity, SparseVotes, score_all_items, sum_votes
 from nonet.ranges import expand_ranges
-from nonet.samples.batches import count_visible_events
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.batches import count_visible_events, split_by_size
+from nonet.samples.sequences import TRAIN, Sequences, find_user_rows
 
 # Shapes: P prompts, I items, S sessions.
 _NEIGHBOURS, _IDFS = (100, 50, 500), (False, True)
 _MAX_SESSIONS = 1000  # The most recent sessions with an item of the history that are compared with it.
-_CHUNK_PROMPTS = 128  # Prompts per chunk.
+_CHUNK_PAIRS = 1 << 22  # Pairs of a prompt and a session with an item of it that are compared at once.
 _PRIOR = 1e-9  # Weight of popularity, which is scaled to a maximum of 1; below any vote.
 
 
-class VSknn(FittedInParts):
+class VSknn(ChosenByValidation):
     """Scores items by the sessions of other users.
 
     Args:
@@ -50,38 +46,40 @@ class VSknn(FittedInParts):
         trained: The chosen options.
     """
 
+    name = "v_sknn"
+
     def __init__(self, n_items: int, *, seed: int, neighbours: int | None = None, last: int = 20):
-        self._n_items, self._seed, self._last = n_items, seed, last
+        super().__init__(n_items, seed)
+        self._last = last
         self._choices = tuple(product(_NEIGHBOURS if neighbours is None else (neighbours,), _IDFS))
         self._popularity = Popularity(n_items)
         self._session_offsets = self._session_items = np.zeros(1, np.int64)
         self._recency_offsets = self._recent_sessions = np.zeros(1, np.int64)
         self._rank_of_session = self._idf = np.zeros(0)
         self._n_neighbours, self._uses_idf = self._choices[0]
-        self.trained: dict[str, Any] = {}
+        self._user_ids = self._known_ids = np.zeros(0, np.int64)
+        self._session_of_user = np.zeros(0, np.int64)
 
     def fit_in_parts(self, seq: Sequences, splits: Sequence[int] = (TRAIN,)) -> Iterator[None]:
         """Index the sessions of the given splits, and choose the options by validation."""
         self._popularity.fit(seq, splits)
         self._session_offsets, self._session_items = list_user_items(seq, self._n_items, splits)
         self._index_recent_sessions(seq, splits)
+        self._user_ids = self._known_ids = seq.user_id
+        self._session_of_user = np.arange(len(seq))
         yield
-        users, positions = draw_validation_events(seq, splits, self._seed, "v_sknn")
-        ndcg_by_choice: dict[tuple[int, bool], float] = {}
-        for choice in self._choices if len(users) else ():
+
+        def set_choice(choice: tuple[int, bool]) -> None:
             self._n_neighbours, self._uses_idf = choice
-            ndcg_by_choice[choice] = compute_ndcg(
-                partial(self.scores, seq), seq, users, positions, self._n_items
-            )
-            yield
-        chosen = max(ndcg_by_choice, key=lambda choice: ndcg_by_choice[choice], default=self._choices[0])
-        self._n_neighbours, self._uses_idf = chosen
+
+        chosen, _ = yield from self._choose(self._choices, set_choice, seq, splits)
+        set_choice(chosen)
         self.trained = {"neighbours": chosen[0], "idf": chosen[1]}
 
     def _index_recent_sessions(self, seq: Sequences, splits: Sequence[int]) -> None:
         """List the most recent sessions of each item, the newest first."""
-        newest = np.zeros(len(seq), np.int64)
         events = np.flatnonzero(np.isin(seq.split, splits))
+        newest = np.full(len(seq), seq.time[events].min(initial=0))  # of a user without events: any
         np.maximum.at(newest, seq.find_users(events), seq.time[events])
         order = np.argsort(-newest, kind="stable")
         self._rank_of_session = np.empty(len(seq), np.int64)
@@ -90,11 +88,13 @@ class VSknn(FittedInParts):
         by_item = np.lexsort((self._rank_of_session[session], self._session_items))
         starts = np.searchsorted(self._session_items[by_item], np.arange(self._n_items + 1))
         lengths = np.diff(starts)
+        # One more, because one of them may be the user's own.
         kept, self._recency_offsets = expand_ranges(
-            starts[:-1], starts[:-1] + np.minimum(lengths, _MAX_SESSIONS)
+            starts[:-1], starts[:-1] + np.minimum(lengths, _MAX_SESSIONS + 1)
         )
         self._recent_sessions = session[by_item][kept]
-        self._idf = np.log(max(len(seq), 1) / np.maximum(lengths, 1))
+        n_sessions = np.count_nonzero(np.diff(self._session_offsets))
+        self._idf = np.log(max(n_sessions, 1) / np.maximum(lengths, 1))
 
     def scores(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Compute the scores of all items for each prompt, float32 [P, I]."""
@@ -102,29 +102,29 @@ class VSknn(FittedInParts):
 
     def votes(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> SparseVotes:
         """Compute the votes of the most similar sessions of each prompt; the popularity is the prior of all items."""
-        parts = [
-            self._count_votes(seq, users, positions, slice(start, min(start + _CHUNK_PROMPTS, len(users))))
-            for start in range(0, len(users), _CHUNK_PROMPTS)
-        ]
-        cells = [np.concatenate(columns) for columns in zip(*parts, strict=True)] or [np.empty(0)] * 3
-        prompt, item, weight = cells
-        return SparseVotes(
-            self._popularity.make_prior(_PRIOR), prompt.astype(np.int64), item.astype(np.int64), weight
+        length = np.minimum(count_visible_events(seq, users, positions), self._last)
+        neighbours = []
+        for part in split_by_size(length * (_MAX_SESSIONS + 1), _CHUNK_PAIRS):
+            prompt, *columns = self._find_neighbours(seq, users[part], positions[part])
+            neighbours.append((prompt + part.start, *columns))
+        prompt, session, similarity, age = (
+            np.concatenate(columns) for columns in zip(*neighbours, strict=True)
         )
+        vote_of_session = similarity / (1 + age)
 
-    def _count_votes(
-        self, seq: Sequences, users: np.ndarray, positions: np.ndarray, part: slice
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return prompt, item and vote of each cell of some prompts."""
-        prompt, session, similarity, age = self._find_neighbours(seq, users[part], positions[part])
-        index, offsets = expand_ranges(self._session_offsets[session], self._session_offsets[session + 1])
-        lengths, item = np.diff(offsets), self._session_items[index]
-        vote = np.repeat(similarity / (1 + age), lengths)
-        if self._uses_idf:
-            vote = vote * self._idf[item]
-        cell, cell_index = np.unique(np.repeat(prompt, lengths) * self._n_items + item, return_inverse=True)
-        weight = np.bincount(cell_index, weights=vote, minlength=len(cell))
-        return cell // self._n_items + part.start, cell % self._n_items, weight
+        def weigh(index: np.ndarray, voter: np.ndarray) -> np.ndarray:
+            vote = vote_of_session[voter]
+            return vote * self._idf[self._session_items[index]] if self._uses_idf else vote
+
+        starts, stops = self._session_offsets[session], self._session_offsets[session + 1]
+        prior = self._popularity.make_prior(_PRIOR)
+        return sum_votes(prior, (prompt, starts, stops), len(users), self._session_items, weigh)
+
+    def _find_own_sessions(self, seq: Sequences) -> np.ndarray:
+        """Return the session of each user of sequences, which may not be the fitted ones, [U] int64; -1 for none."""
+        if seq.user_id is not self._known_ids:
+            self._known_ids, self._session_of_user = seq.user_id, find_user_rows(seq.user_id, self._user_ids)
+        return self._session_of_user
 
     def _find_neighbours(
         self, seq: Sequences, users: np.ndarray, positions: np.ndarray
@@ -137,7 +137,8 @@ class VSknn(FittedInParts):
         lengths = np.diff(offsets)
         session = self._recent_sessions[index]
         prompt, age = np.repeat(prompt, lengths), np.repeat(age, lengths)
-        is_other = session != users[prompt]  # A user's own session would recommend what the user has seen.
+        # A user's own session would recommend what the user has seen.
+        is_other = session != self._find_own_sessions(seq)[users][prompt]
         session, prompt, age = session[is_other], prompt[is_other], age[is_other]
         pair, pair_index = np.unique(prompt * len(self._rank_of_session) + session, return_inverse=True)
         points = np.bincount(pair_index, weights=length[prompt] - age, minlength=len(pair))

@@ -57,14 +57,16 @@ class SparseScores:
         target_score_P = self._get_scores(np.arange(self._prompts) * n_items + target_P)
         target_tie_P = shared.tie[target_P]
         masked_cells = self._find_masked_cells(masked)
-        special_cells = np.union1d(self._cells, masked_cells)
+        index, is_own = self._find_cells(masked_cells)
+        special_cells = np.concatenate([self._cells, masked_cells[~is_own]])
         prompt, item = special_cells // n_items, special_cells % n_items
         rank_P = shared.count_ahead(target_score_P, target_tie_P)
         is_ahead = _is_ahead(
             shared.score[item], shared.tie[item], target_score_P[prompt], target_tie_P[prompt]
         )
         rank_P = rank_P - np.bincount(prompt, weights=is_ahead, minlength=self._prompts).astype(np.int64)
-        is_unmasked = ~np.isin(self._cells, masked_cells)
+        is_unmasked = np.ones(len(self._cells), bool)
+        is_unmasked[index[is_own]] = False
         prompt, item = self._cells[is_unmasked] // n_items, self._cells[is_unmasked] % n_items
         is_ahead = _is_ahead(
             self._score[is_unmasked], shared.tie[item], target_score_P[prompt], target_tie_P[prompt]
@@ -99,11 +101,16 @@ class SparseScores:
     def _get_scores(self, cell: np.ndarray) -> np.ndarray:
         """Return the scores of cells, which may be shared ones."""
         score = self._shared.score[cell % len(self._shared.score)].copy()
-        if len(self._cells):
-            index = np.searchsorted(self._cells, cell).clip(max=len(self._cells) - 1)
-            has_own = self._cells[index] == cell
-            score[has_own] = self._score[index[has_own]]
+        index, is_own = self._find_cells(cell)
+        score[is_own] = self._score[index[is_own]]
         return score
+
+    def _find_cells(self, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index of each cell among those with a score of their own, and whether it is one of them."""
+        index = np.searchsorted(self._cells, cell)
+        is_own = index < len(self._cells)
+        is_own[is_own] = self._cells[index[is_own]] == cell[is_own]
+        return index, is_own
 
     def _find_masked_cells(self, masked: Jagged) -> np.ndarray:
         """Return the distinct masked cells, ascending."""

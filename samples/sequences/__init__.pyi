@@ -72,4 +72,5 @@ from .transitions import check_kinds as check_kinds
 from .transitions import compute_decay as compute_decay
 from .transitions import list_count_names as list_count_names
 from .transitions import select_kinds as select_kinds
+from .user_file import find_user_rows as find_user_rows  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .user_file import load_user_keys as load_user_keys

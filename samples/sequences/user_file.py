@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.atomic import refuse_damage, replace_file
 from nonet.errors import DataError
 from nonet.samples.sequences.flat import MappedSequences, is_flat
 
+pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 USER_FILE = "part-0.parquet"
 _GROUP_EVENTS = 1 << 26  # keeps every binary column of a row group far under Arrow's 2 GiB of 32-bit offsets
 _CODINGS = frozenset(
@@ -151,6 +153,12 @@ def load_user_keys(folder: Path) -> np.ndarray:
     if is_flat(folder):
         return MappedSequences(folder).map_array("user_key")
     return UserFile.read(folder / USER_FILE).get_users("user_key")
+
+
+def find_user_rows(user_ids: Any, known_ids: Any) -> np.ndarray:
+    """Return the row of each user id [n] among known ids, int64, -1 for others; ids of different types are equal as text."""
+    ids, known = (pa.array(values).cast(pa.string()) for values in (user_ids, known_ids))
+    return pc.fill_null(pc.index_in(ids, value_set=known), -1).to_numpy().astype(np.int64)
 
 
 def _check_size(path: Path, footer: pq.FileMetaData) -> None:

@@ -49,8 +49,14 @@ def test_pairs_are_those_of_users_in_any_chunks(monkeypatch: pytest.MonkeyPatch)
     offsets, items = list_user_items(SEQ, ITEMS, (TRAIN,))
     for pairs in (1, 50, 1 << 22):
         monkeypatch.setattr("nonet.models.baselines._ease._CHUNK_PAIRS", pairs)
-        np.testing.assert_array_equal(_count_pairs(offsets, items, ITEMS), matrix.T @ matrix)
-    assert not _count_pairs(np.zeros(3, np.int64), np.empty(0, np.int64), 4).any()
+        monkeypatch.setattr("nonet.models.baselines._ease._PART_PAIRS", 3 * pairs)
+        gram = np.zeros((ITEMS, ITEMS), np.float32)
+        n_parts = len(list(_count_pairs(gram, offsets, items)))
+        np.testing.assert_array_equal(gram, matrix.T @ matrix)
+        assert n_parts == (1 if pairs == 1 << 22 else ITEMS)
+    nothing = np.zeros((4, 4), np.float32)
+    assert len(list(_count_pairs(nothing, np.zeros(3, np.int64), np.empty(0, np.int64)))) == 1
+    assert not nothing.any()
 
 
 def test_ease_is_the_closed_form():
@@ -65,18 +71,21 @@ def test_ease_is_the_closed_form():
     np.testing.assert_allclose(fitted.scores(SEQ, users, positions), seen @ weights, atol=1e-4)
 
 
+@pytest.mark.parametrize("seconds", [480, 5])  # of which each has many events
 @pytest.mark.parametrize("idf", [False, True])
 @pytest.mark.parametrize("most_recent", [7, 1000])
-def test_v_sknn_votes_as_its_formula_says(monkeypatch: pytest.MonkeyPatch, idf: bool, most_recent: int):
+def test_v_sknn_votes_as_its_formula_says(
+    monkeypatch: pytest.MonkeyPatch, idf: bool, most_recent: int, seconds: int
+):
     monkeypatch.setattr("nonet.models.baselines._v_sknn._IDFS", (idf,))
     monkeypatch.setattr("nonet.models.baselines._v_sknn._MAX_SESSIONS", most_recent)
-    monkeypatch.setattr("nonet.models.baselines._v_sknn._CHUNK_PROMPTS", 3)
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._CHUNK_PAIRS", 30_000)
     draw = np.random.default_rng(5)
     log = pa.table(
         {
             "user_id": np.repeat(np.arange(60), 8),
             "item_id": draw.integers(0, ITEMS // 4, 480),
-            "timestamp": draw.permutation(480) + 1,
+            "timestamp": draw.permutation(480) % seconds + 1,
         }
     )
     seq = build_sequences(log, None, split={"test": 1, "valid": 1}, repeats="allow")[0]
@@ -104,6 +113,112 @@ def test_v_sknn_votes_as_its_formula_says(monkeypatch: pytest.MonkeyPatch, idf: 
                 expected[item] += similarity / (1 + min(age[shared_item] for shared_item in shared))
         expected *= np.log(len(seq) / n_with) if idf else 1
         np.testing.assert_allclose(actual[row], expected, atol=1e-5)
+
+
+def fit_v_sknn(seq: Sequences, n_items: int = ITEMS) -> VSknn:
+    return VSknn(n_items, seed=1, neighbours=5).fit(seq)
+
+
+@pytest.mark.parametrize("ids", ["as they are", "as text"])
+def test_v_sknn_leaves_out_the_session_of_the_same_user_in_other_sequences(ids: str):
+    fitted, first = fit_v_sknn(SEQ), 30
+    users, positions = list_prompts(SEQ, TEST)
+    users, positions = users[users >= first], positions[users >= first]
+    other = SEQ.slice_users(first, len(SEQ))
+    if ids == "as text":
+        other = replace(other, user_id=np.array([str(user) for user in other.user_id], object))
+    expected = fitted.scores(SEQ, users, positions)
+    np.testing.assert_array_equal(fitted.scores(other, users - first, positions), expected)
+    new = replace(other, user_id=other.user_id[::-1].copy())
+    assert (fitted.scores(new, users - first, positions) != expected).any()
+
+
+def test_v_sknn_compares_as_many_other_sessions_as_its_limit_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._MAX_SESSIONS", 3)
+    user = [0] * 4 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3 + [5] * 3
+    item = [0, 1, 2, 3, 0, 4, 5, 0, 6, 7, 0, 8, 9, 0, 10, 11, 0, 12, 13]
+    time = [100, 101, 102, 103, 10, 11, 12, 20, 21, 22, 30, 31, 32, 40, 41, 42, 50, 51, 52]
+    log = pa.table({"user_id": user, "item_id": item, "timestamp": time})
+    seq = build_sequences(log, None, split={"test": 1, "valid": 1})[0]
+    sessions = fit_v_sknn(seq, 14)._find_neighbours(seq, np.array([0]), np.array([3]))[1]
+    assert sorted(sessions.tolist()) == [3, 4, 5]
+
+
+def test_v_sknn_takes_the_most_recent_sessions_of_times_before_1970(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("nonet.models.baselines._v_sknn._MAX_SESSIONS", 7)
+    draw = np.random.default_rng(3)
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(80), 6),
+            "item_id": draw.integers(0, ITEMS // 4, 480),
+            "timestamp": draw.permutation(480) + 1,
+        }
+    )
+    seq = build_sequences(log, None, split={"test": 1, "valid": 1}, repeats="allow")[0]
+    before = replace(seq, time=seq.time - 10**6)
+    users, positions = list_prompts(seq, TEST)
+    expected = fit_v_sknn(seq).scores(seq, users, positions)
+    np.testing.assert_array_equal(fit_v_sknn(before).scores(before, users, positions), expected)
+
+
+def test_v_sknn_weighs_items_by_the_sessions_that_have_training_events():
+    early = np.repeat(np.arange(10), 3) * 10 + np.tile([0, 1, 2], 10)
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(100), 3),
+            "item_id": np.tile([0, 1, 2], 100),
+            "timestamp": np.r_[early, 1000 + np.arange(270)],
+        }
+    )
+    seq = build_sequences(log, None, split={"use": "time", "test": "1970-01-01T00:19:10Z", "valid": "150s"})[
+        0
+    ]
+    assert np.isin(TRAIN, seq.split[seq.user >= 10]) == np.False_
+    np.testing.assert_array_equal(fit_v_sknn(seq, 3)._idf, np.zeros(3))
+
+
+def test_item_knn_keeps_the_most_similar_items_beside_the_item_itself():
+    seq = replace(SEQ, split=np.where(SEQ.split == VALID, TRAIN, SEQ.split).astype(np.int8))
+    similarity = (
+        make_baseline({"use": "item_knn", "neighbours": 4}, ITEMS, seed=1, history=8).fit(seq)._similarity
+    )
+    matrix = make_matrix(seq)
+    norm = np.linalg.norm(matrix, axis=0)
+    expected = np.sort(matrix.T @ matrix / norm / norm[:, None], 1)[:, -5:]
+    np.testing.assert_allclose(np.sort(similarity.toarray(), 1)[:, -5:], expected, atol=1e-6)
+    assert (np.diff(similarity.indptr) == 5).all()
+
+
+@pytest.mark.parametrize("name", ["item_knn", "v_sknn"])
+def test_items_without_votes_are_ranked_by_popularity_below_all_others(name: str):
+    fitted = make_baseline({"use": name, "neighbours": 2}, ITEMS, seed=1, history=8).fit(SEQ)
+    votes, popularity = fitted.votes(SEQ, np.array([0]), np.array([5])), Popularity(ITEMS).fit(SEQ).popularity
+    np.testing.assert_allclose(votes.prior / votes.prior.max(), popularity / popularity.max())
+    assert 0 < votes.prior.max() < votes.weight[votes.weight > 0].min()
+    nothing = fitted.scores(SEQ, np.array([0]), np.array([0]))[0]
+    assert nothing.argmax() in np.flatnonzero(popularity == popularity.max())
+
+
+def test_item_knn_ranks_catalogues_of_which_users_have_all_items_but_one():
+    draw, n_items = np.random.default_rng(0), 6
+    items = [[*draw.permutation(n_items)[: n_items - 1], 0, 1] for _ in range(30)]
+    log = pa.table(
+        {"user_id": np.repeat(np.arange(30), 7), "item_id": np.ravel(items), "timestamp": np.arange(210)}
+    )
+    seq = build_sequences(log, None, split={"test": 1, "valid": 1}, repeats="allow")[0]
+    fitted = make_baseline({"use": "item_knn"}, n_items, seed=1, history=8).fit(seq)
+    users, positions = list_prompts(seq, TEST)
+    assert np.isfinite(fitted.scores(seq, users, positions)).all()
+    assert np.isfinite(fitted._similarity.data).all()
+
+
+def test_the_first_vectors_of_ials_are_drawn_from_the_seed():
+    first, again, other = (
+        make_baseline({"use": "ials"}, ITEMS, seed=seed, history=8).fit(SEQ)._model.item_factors
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
 
 
 def test_a_prompt_lists_each_item_once_with_the_age_of_its_newest_event():
@@ -136,6 +251,33 @@ def test_recent_popularity_takes_the_window_that_validation_prefers():
     whole = RecentPopularity(6, seed=1, share=1.0).fit(seq)
     popularity = Popularity(6).fit(seq).popularity
     np.testing.assert_allclose(whole.votes(seq, np.zeros(1), np.zeros(1)).prior, popularity, atol=1e-5)
+
+
+def test_any_share_of_the_events_is_a_window_and_all_of_them_reach_back_to_the_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    newest = RecentPopularity(ITEMS, seed=1, share=1e-17).fit(SEQ)
+    assert newest.trained["since"] == SEQ.time[SEQ.split == TRAIN].max()
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(300), 8),
+            "item_id": np.arange(2400) % 7,
+            "timestamp": np.arange(2400)[::-1],
+        }
+    )
+    seq = build_sequences(log, None, split={"test": 1, "valid": 1}, repeats="allow")[0]
+    monkeypatch.setattr("nonet.models.baselines._recent_popularity._MAX_TIMES", 100)
+    fitted = RecentPopularity(7, seed=1, share=1.0).fit(seq)
+    assert fitted.trained["since"] == seq.time[seq.split == TRAIN].min()
+    np.testing.assert_array_equal(np.round(fitted._popularity), Popularity(7).fit(seq).popularity)
+
+
+def test_items_of_equal_recent_popularity_are_ranked_by_that_of_all_time():
+    item = [0, 1, 1, 2, 2, 2, 0, 1, 2, 0]
+    log = pa.table({"user_id": [0] * 10, "item_id": item, "timestamp": np.arange(10) + 1})
+    seq = build_sequences(log, None, split={"test": 1, "valid": 0}, repeats="allow")[0]
+    fitted = RecentPopularity(3, seed=1, share=0.34).fit(seq)
+    assert fitted.scores(seq, np.zeros(1, int), np.zeros(1, int))[0].argsort().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -50,6 +50,7 @@ from nonet.samples.sequences import (
     check_kinds,
     drop_unknown_events,
     is_task,
+    parse_min_events,
 )
 from nonet.samples.sources import SOURCES
 from nonet.samples.tables import (
@@ -64,6 +65,7 @@ from nonet.workers.roles.settings import KnownRun
 from nonet.workers.runtime import DistributeWorker, Replicate, method
 
 MEMORY_EVENTS = 5_000_000  # Sequences with more events are prepared on disk; in memory they need up to 93 bytes per event.
+_BLOCK_ROWS = 1 << 16  # Rows of nulls that stand for items.
 PREPARING, PREPARED, COMPRESSED = "preparing.json", "prepared.json", "compressed.json"
 """Files in the folder of the artifacts: progress and duration of a preparation on disk, and savings by compression."""
 UNKNOWN = "unknown_items.json"
@@ -227,6 +229,20 @@ class DataSetup:
             },
             self.changes,
         )
+
+    def make_catalogue(self, schema: pa.Schema) -> pa.Table:
+        """Return as many rows of nulls as there are items, as far as the footers of the items table tell; else none.
+
+        Args:
+            schema: The schema of the items.
+        """
+        options = self.options
+        if options.items is None or parse_min_events(options.keep)[0]:
+            return schema.empty_table()
+        n_items = count_rows(options.items, "items")
+        block = pa.table([pa.nulls(_BLOCK_ROWS, field.type) for field in schema], schema=schema)
+        blocks = [block] * (n_items // _BLOCK_ROWS)  # which share their memory
+        return pa.concat_tables([*blocks, block.slice(0, n_items % _BLOCK_ROWS)])
 
     def build_graphs(self, seq: Sequences, items: pa.Table, folder: Path) -> Graphs:
         """Build the graphs of the sequences and items of a run, and write them to a folder.

@@ -210,10 +210,8 @@ def _select_baselines(
     )
     fitting = []
     for options in _BASELINES:
-        check = BASELINES.get(options["use"]).check_items
         try:
-            if check:
-                check(catalogue, options)
+            BASELINES.get(options["use"]).check_items(catalogue, options)
             fitting.append(options)
         except (ConfigError, DataError) as error:
             notes.append(f"{name}: {error}")

@@ -8,3 +8,4 @@ from .popularity import Popularity as Popularity
 from .sasrec import FULL_SOFTMAX as FULL_SOFTMAX
 from .sasrec import SasRecOptions as SasRecOptions
 from .transition_counter import score_all_items as score_all_items
+from .transition_counter import sum_votes as sum_votes

@@ -84,13 +84,14 @@ class BaselineSpec:
         build: Its class, or the dotted path of the class.
         options: Its keys in a scenario.
         quick: Whether fitting takes at most two seconds, so that `nonet recommend` can fit it again.
-        check_items: Function (item table, options) that raises an error if the items do not fit the options.
+        check_items: Function (item table, options) that raises an error if the items do not fit the options. For data of which a
+            plan reads a sample, the table has the types of the items, and nulls for rows if their number is known.
     """
 
     build: str | Callable[..., Baseline]
     options: type[StrictModel] = StrictModel
     quick: bool = False
-    check_items: Callable[[pa.Table, Mapping[str, Any]], None] | None = None
+    check_items: Callable[[pa.Table, Mapping[str, Any]], None] = lambda items, options: None
 
 
 class _BaselineRegistry(PluginRegistry[BaselineSpec]):

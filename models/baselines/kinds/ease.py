@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ITEMS = (
-    20_000  # The weights are a dense matrix of items by items: 1.6 GB in fp32, of which fitting has four.
+    20_000  # The weights are a dense matrix of items by items: 1.6 GB in fp32, of which fitting has two.
 )
 
 

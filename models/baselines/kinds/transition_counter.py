@@ -14,18 +14,19 @@ import numpy as np
 from nonet.models.baselines.kinds.base import BaselineSpec, SparseVotes
 from nonet.models.baselines.kinds.popularity import Popularity
 from nonet.ranges import expand_ranges
-from nonet.samples.batches import count_visible_events, locate_events
+from nonet.samples.batches import count_visible_events, locate_events, split_by_size
 from nonet.samples.sequences import TRAIN, CountOptions, PairCounter, Transitions
 
 if TYPE_CHECKING:
     from nonet.samples.sequences import Sequences
 
-# Shapes: P prompts, I items.
+# Shapes: P prompts, I items, V voters, M votes.
 _MAX_DISTANCE = 3  # Maximum distance of a transition in events; its weight is 1 / distance.
 _VOTERS = 5  # Number of events at the end of the history that vote.
 _DECAY = 0.6  # Factor of the vote of an event relative to that of the next newer one.
 _PRIOR = 1e-3  # Weight of popularity, which is scaled to a maximum of 1.
 _CHUNK_PROMPTS = 512  # Prompts per chunk.
+_CHUNK_VOTES = 1 << 22  # Votes of a chunk, which are summed at once.
 # Above this number of events, only the most frequent neighbours of an item are kept.
 _MAX_COMPLETE_EVENTS = 1 << 22
 
@@ -94,15 +95,14 @@ class TransitionCounter:
         positions = count_visible_events(seq, users, positions)
         prompt, age = np.nonzero(positions[:, None] >= distances)
         voter = seq.item[seq.offsets[users[prompt]] + positions[prompt] - distances[age]]
-        transition, offsets = expand_ranges(self._row[voter], self._row[voter + 1])
-        lengths = np.diff(offsets)
-        vote = self._count[transition] / np.sqrt(np.maximum(np.repeat(self.popularity[voter], lengths), 1))
-        cell, cell_index = np.unique(
-            np.repeat(prompt, lengths) * len(self.popularity) + self._item[transition], return_inverse=True
-        )
-        weight = np.bincount(cell_index, weights=vote * np.repeat(_DECAY**age, lengths), minlength=len(cell))
+        weight, row = _DECAY**age, self._row
+
+        def weigh(index: np.ndarray, vote: np.ndarray) -> np.ndarray:
+            occurs = np.maximum(self.popularity[voter[vote]], 1)
+            return self._count[index] / np.sqrt(occurs) * weight[vote]
+
         prior = self._popularity.make_prior(_PRIOR)
-        return SparseVotes(prior, cell // len(self.popularity), cell % len(self.popularity), weight)
+        return sum_votes(prior, (prompt, row[voter], row[voter + 1]), len(users), self._item, weigh)
 
 
 SPEC = BaselineSpec(TransitionCounter, quick=True)
@@ -121,3 +121,32 @@ def score_all_items(
         dense[votes.prompt, votes.item] = votes.weight
         scores[part] = dense + votes.prior
     return scores
+
+
+def sum_votes(
+    prior: np.ndarray,
+    voters: tuple[np.ndarray, np.ndarray, np.ndarray],
+    n_prompts: int,
+    items: np.ndarray,
+    weigh: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> SparseVotes:
+    """Sum the votes of voters, each of which votes for a range of a list of items, with memory that does not grow with them.
+
+    Args:
+        prior: Scores [I] that all prompts share.
+        voters: Prompt of each voter [V] in ascending order, and the start and end of its range [V].
+        n_prompts: Number of prompts.
+        items: The list of items.
+        weigh: Returns the weights of votes [M], given their indices in the list [M] and their voters [M].
+    """
+    prompt, starts, stops = voters
+    parts = []
+    sizes = np.bincount(prompt, weights=stops - starts, minlength=n_prompts).astype(np.int64)
+    for part in split_by_size(sizes, _CHUNK_VOTES):
+        first, last = np.searchsorted(prompt, (part.start, part.stop))
+        index, offsets = expand_ranges(starts[first:last], stops[first:last])
+        voter = np.repeat(np.arange(first, last), np.diff(offsets))
+        cell, cell_index = np.unique(prompt[voter] * len(prior) + items[index], return_inverse=True)
+        parts.append((cell, np.bincount(cell_index, weights=weigh(index, voter), minlength=len(cell))))
+    cell, weight = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return SparseVotes(prior, cell // len(prior), cell % len(prior), weight)

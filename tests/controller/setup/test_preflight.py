@@ -59,3 +59,21 @@ def test_what_cannot_run_is_refused_in_one_line(ring, change, error, said):
     with pytest.raises(error, match=said) as raised:
         checked(ring, change)
     assert "\n" not in str(raised.value)
+
+
+def test_the_footers_of_the_items_tell_whether_a_baseline_fits_data_that_are_prepared_on_disk(
+    ring, monkeypatch
+):
+    monkeypatch.setattr("nonet.workers.roles.tokenizer._BLOCK_ROWS", 3)
+    on_disk = ("data.prepare=disk", "evaluate.baselines=[ease, attribute_counter]")
+    checked(ring, *on_disk)
+    monkeypatch.setattr("nonet.models.baselines.kinds.ease.MAX_ITEMS", 5)
+    with pytest.raises(
+        DataError, match=r"^evaluate\.baselines: ease: [1-9]\d* items, and it allows at most 5"
+    ):
+        checked(ring, *on_disk)
+    with pytest.raises(DataError, match="ease"):
+        checked(ring, on_disk[1])
+    checked(
+        ring, *on_disk, "data.keep={item_events: 2}"
+    )  # which leaves fewer items, but how many is not known

@@ -11,7 +11,7 @@ import torch
 from ring_world import Ring
 
 from nonet.errors import DataError
-from nonet.models.baselines.kinds import BaselineOptions
+from nonet.models.baselines.kinds import BaselineOptions, SparseVotes
 from nonet.models.generation.beams import Beams
 from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_seen_items, list_prompts, locate_events
@@ -239,6 +239,29 @@ def test_a_baseline_of_the_users_own_is_rehearsed_as_the_evaluator_opens(evaluat
         DataError, match=r"^baseline 'mine': scores are float32 \[\d+, 4\]; wanted float32 \[4, "
     ):
         evaluator(baselines=[BaselineOptions(use=f"{__name__}:Turned", name="mine")])
+
+
+def test_a_baseline_that_does_not_fit_the_items_is_refused_as_the_evaluator_opens(evaluator, monkeypatch):
+    monkeypatch.setattr("nonet.models.baselines.kinds.ease.MAX_ITEMS", 3)
+    with pytest.raises(DataError, match=r"^evaluate\.baselines: ease: \d+ items, and it allows at most 3"):
+        evaluator(baselines=[BaselineOptions(use="ease")])
+
+
+class Unsure(Turned):
+    """A baseline of the user's own whose votes are NaN, although its scores are numbers."""
+
+    def scores(self, seq, users, positions):
+        return np.zeros((len(users), self.n_items), np.float32)
+
+    def votes(self, seq, users, positions):
+        cell = np.arange(len(users))
+        return SparseVotes(np.zeros(self.n_items), cell, 0 * cell, np.full(len(cell), np.nan))
+
+
+def test_votes_that_are_nan_name_the_baseline(evaluator):
+    there = evaluator(baselines=[BaselineOptions(use=f"{__name__}:Unsure", name="unsure")])
+    with pytest.raises(DataError, match=r"^baseline 'unsure': scores of \d+ of \d+ prompts are NaN"):
+        there.evaluate_baseline("unsure")
 
 
 def test_a_baseline_that_was_trained_says_how(evaluator):

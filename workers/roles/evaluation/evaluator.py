@@ -21,7 +21,7 @@ import numpy as np
 
 from nonet.atomic import write_arrays
 from nonet.models import MODELS
-from nonet.models.baselines import check_scores
+from nonet.models.baselines import VoteScorer, check_scores
 from nonet.models.baselines.kinds import SparseVotes
 from nonet.models.generation import Recommender
 from nonet.models.ranking import SparseScores, read_test_ranks
@@ -49,14 +49,14 @@ class Evaluator(DistributeWorker):
 
     @method(folders=Replicate)
     def open(self, folders: Mapping[str, str], results: str) -> None:
-        """Open the artifacts, and run user-defined baselines on a few events to find errors in them early.
+        """Open the artifacts, check the baselines, and run user-defined ones on a few events to find errors in them early.
 
         Args:
             folders: Folders of the artifacts.
             results: Folder in which ranks are stored.
 
         Raises:
-            DataError: A user-defined baseline returns scores that cannot be ranked.
+            DataError: A baseline does not fit the items, or a user-defined one returns scores that cannot be ranked.
         """
         self.corpus, self._results = self.run.open_corpus(folders), Path(results)
         self._results.mkdir(parents=True, exist_ok=True)
@@ -99,16 +99,14 @@ class Evaluator(DistributeWorker):
         baseline = self._fitting.fit_part(name)
         if isinstance(baseline, int):
             return {"fitting": baseline}
+        scorer = VoteScorer(self.ranker.tie)
 
         def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
-            compute_votes = getattr(baseline, "votes", None)
-            if compute_votes is not None:
-                votes: SparseVotes = compute_votes(self.corpus.seq, users, positions)
-                return self.ranker.make_sparse_scores(len(users), votes)
-            scores = baseline.scores(self.corpus.seq, users, positions)
-            return check_scores(name, scores, len(users), len(self.corpus.items))
+            compute = getattr(baseline, "votes", baseline.scores)
+            scores = compute(self.corpus.seq, users, positions)
+            check_scores(name, scores, len(users), len(self.corpus.items))
+            return scorer.make_scores(len(users), scores) if isinstance(scores, SparseVotes) else scores
 
-        self.ranker.forget_votes()
         facts = getattr(baseline, "trained", None)
         result = self._store_ranks(name, [self.ranker.rank_share(compute_scores)])
         return result | ({"trained": dict(facts)} if facts else {})

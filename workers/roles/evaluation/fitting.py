@@ -58,12 +58,14 @@ class BaselineFitter:
         self._partial_fits: dict[str, _PartialFit] = {}  # By name of the baseline.
 
     def rehearse(self) -> None:
-        """Run the user-defined baselines on a few events, to find errors in them before training.
+        """Check that baselines fit the items, and run the user-defined ones on a few events, to find errors before training.
 
         Raises:
-            DataError: A baseline returns scores that cannot be ranked.
+            ConfigError: A baseline needs a library that is not installed.
+            DataError: A baseline does not fit the items, or returns scores that cannot be ranked.
         """
         for name, config in self._configs.items():
+            BASELINES.get(config["use"]).check_items(self._items, config)
             if config["use"] not in BASELINES.list_shipped():
                 rehearse(name, partial(self._make_baseline, name), self._seq, self._n_items)
 

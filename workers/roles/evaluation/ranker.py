@@ -20,13 +20,12 @@ import numpy as np
 import torch
 
 from nonet.models import NATS
-from nonet.models.baselines.kinds import Popularity, SparseVotes
+from nonet.models.baselines.kinds import Popularity
 from nonet.models.generation import Corpus, Recommender, select_top_items
 from nonet.models.ranking import (
     MISSED,
     ListQuality,
     Scoreboard,
-    SharedScores,
     SparseScores,
     compare_paired,
     compute_half_width,
@@ -117,7 +116,6 @@ class Ranker:
         items = corpus.items
         has_categories = "categories" in items.column_names
         self._categories = ItemCategories.from_column(items["categories"]) if has_categories else None
-        self.forget_votes()  # Sets the cache of shared scores, which is still empty.
         self.set_corpus(corpus)
 
     def set_corpus(self, corpus: Corpus) -> None:
@@ -325,21 +323,6 @@ class Ranker:
         board, _, _ = self._make_scoreboard(split, slice(None), select_event_metrics(self._options.metrics))
         board.add(ranks)
         return board
-
-    def make_sparse_scores(self, prompts: int, votes: SparseVotes) -> SparseScores:
-        """Convert a baseline's votes for a number of prompts to scores.
-
-        The prior, which all prompts share, is sorted again only if it differs from that of the last call.
-        """
-        prior_I = np.asarray(votes.prior, np.float64)
-        if self._shared is None or not np.array_equal(self._shared.score, prior_I.astype(np.float32)):
-            self._shared = SharedScores(prior_I, self.tie)
-        score = (votes.weight + prior_I[votes.item]).astype(np.float32)
-        return SparseScores(prompts, self._shared, votes.prompt, votes.item, score)
-
-    def forget_votes(self) -> None:
-        """Discard the sorted prior of the last baseline."""
-        self._shared: SharedScores | None = None
 
     def select_shown_users(self) -> ShownUsers:
         """Return the users that reports show."""
