@@ -64,8 +64,8 @@ class RunningSession(Protocol):
         """Load a checkpoint into the trainers and shards."""
         ...
 
-    def require_stored(self, path: Path) -> None:
-        """Commit a file or folder that a worker has made."""
+    def require_stored(self, *paths: Path) -> None:
+        """Commit files or folders that a worker has made."""
         ...
 
     def change_groups(

@@ -222,7 +222,7 @@ def _write_memory(target: Path, corpus: Corpus, items: pa.Table) -> None:
     """Write the files of the memory with the new items of a table."""
     _extend_transitions(corpus.transitions, len(items)).save(target)
     files = list_memory_files(Path(corpus.folders["transitions"]))
-    if cooccurrence := open_cooccurrence(files, len(corpus.transitions)):
+    if (cooccurrence := open_cooccurrence(files, len(corpus.transitions))) is not None:
         _extend_transitions(cooccurrence, len(items)).save(target, COOCCURRENCE_PREFIX)
     if "signal_words" in files:
         signals = ItemSignals.map(files)

@@ -102,9 +102,8 @@ class Voters:
     ):
         self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
         self._counter = VoteCounter(transitions, self._options)
-        self._cooccurrence = cooccurrence and VoteCounter(
-            cooccurrence, VoteOptions(last=_COOCCURRENCE_LAST, decay=_COOCCURRENCE_DECAY)
-        )
+        options = VoteOptions(last=_COOCCURRENCE_LAST, decay=_COOCCURRENCE_DECAY)
+        self._cooccurrence = None if cooccurrence is None else VoteCounter(cooccurrence, options)
         self._rows: ItemRows | None = None
         self._signals = signals
 
@@ -127,7 +126,7 @@ class Voters:
         Raises:
             DataError: A file of a voter or signal that the options name is missing or cannot be used.
         """
-        transitions = transitions or Transitions.map(files)
+        transitions = Transitions.map(files) if transitions is None else transitions
         n_items = len(transitions)
         signals = open_signals(files, options.signals, n_items)
         cooccurrence = open_cooccurrence(files, n_items) if options.cooccurrence else None

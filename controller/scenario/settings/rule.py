@@ -35,7 +35,13 @@ from nonet.samples.profiles import DataProfile
 # Items with fewer events are dropped: the first of these thresholds is chosen that keeps this share of all events.
 KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
 # The votes of a memory: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
-MEMORY = {"voters": ["transitions", "cooccurrence"], "last": 10, "decay": 1.0, "reach": 6, "reverse": 0.3}
+MEMORY: dict[str, Any] = {
+    "voters": ["transitions", "cooccurrence"],
+    "last": 10,
+    "decay": 1.0,
+    "reach": 6,
+    "reverse": 0.3,
+}
 SESSION_DECAY = 2.0  # of the votes of older events, if users are sessions
 LONG_USER_EVENTS = 30  # events of the median user from which users count as long
 LONG_TEST = 5  # test events per user if users are long, else 1

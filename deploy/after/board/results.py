@@ -42,9 +42,9 @@ def collect_entry(
     sizes = {key: first["data"][key] for key in _SIZES}
     own, others = find_published(sizes, entry.protocol)
     return {
+        **pooled,
         **entry.as_json(),
         "scenario": entry.get_scenario(folder),
-        **pooled,
         "data": sizes,
         "published": own,
         "published_otherwise": others,
@@ -56,7 +56,7 @@ def collect_entry(
             key: first.get(key)
             for key in ("detail", "segments", "baselines", "stages", "paired", "data", "memory")
         },
-        "seconds": [report["wall_s"]["total"] for report in reports],
+        "seconds": [report["wall_s"].get("total", 0.0) for report in reports],
         "peak_bytes": max(report["peak_rss_bytes"] for report in reports),
         "processors": sorted({report.get("processor") or "unknown" for report in reports}),
         "versions": first["versions"],
@@ -110,9 +110,13 @@ def compare_small_sets(
 
     Returns:
         {"sets": keys, "events": number of test events, "paired": {baseline: {metric: {diff, low, high}}}} of the baselines that
-        all these sets have; empty if there are fewer than two such sets.
+        all these sets have; empty if there are fewer than two such sets. Of a data set with several protocols, the first counts.
     """
-    small = {key: entry for key, entry in entries.items() if entry["events"] < SMALL_SET and entry["stages"]}
+    small: dict[str, Mapping[str, Any]] = {}
+    for key, entry in entries.items():
+        is_other = all(entry["name"] != known["name"] for known in small.values())
+        if entry["events"] < SMALL_SET and is_other:
+            small[key] = entry
     if len(small) < 2:
         return {}
     shared = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from run_folders import commit, folder_of
 from nonet import trust, yaml
 from nonet.controller.scenario import load_scenario
 from nonet.controller.setup import ReadingFacts
-from nonet.deploy import cli
 from nonet.deploy.run import api
 
 
@@ -36,34 +34,6 @@ def run(ring, events, tmp_path_factory):
     run, world = folder_of(ring, path, pretrain=np.zeros(events, np.int64)), ring.world()
     commit(run, world)
     return run
-
-
-@pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
-    """Type a command; its exit code, what it printed, and what it said on stderr."""
-
-    def type_(*words):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["nonet", *map(str, words)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = ended.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return type_
-
-
-@pytest.fixture
-def refused(typed):
-    def type_(*words):
-        code, out, err = typed(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1), (out, err)
-        return err
-
-    return type_
 
 
 def test_evaluate_prints_a_table_of_the_metrics_that_are_asked_for(run, typed):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ring_world import Ring
 from run_folders import folder_of
 
 from nonet.deploy.after.board import results
@@ -14,8 +15,18 @@ from nonet.deploy.run import api
 from nonet.errors import WorkerFailed
 
 
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory):
+    return Ring(tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture(scope="module")
+def events(ring):
+    return ring.corpus().seq.count_events()["test"]
+
+
 @pytest.fixture
-def other(ring, tmp_path):
+def other(ring):
     """Return a second scenario over the same data."""
     path = ring.scenario.with_name("other.yaml")
     path.write_text(ring.scenario.read_text())
@@ -54,7 +65,6 @@ def started(ring, events, monkeypatch):
                 "versions": {"torch": "2"},
             },
         )
-        made.report.write_text("page")
         return SimpleNamespace(state="done")
 
     failing: set[str] = set()

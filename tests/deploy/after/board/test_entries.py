@@ -56,7 +56,7 @@ def test_the_protocol_of_times_tests_the_newest_tenth(tmp_path):
     log = write_log(tmp_path / "films.csv")
     parse_entries([str(log)], ["time"], tmp_path / "board", [])
     split = read_document(tmp_path / "board", "films-time")["data"]["split"]
-    assert split == {"use": "time", "test": "2020-09-13T13:51:00+00:00", "valid": 600}  # of 96 events
+    assert split == {"use": "time", "test": "2020-09-13T13:52:40+00:00", "valid": 600}  # of 96 events
 
 
 def test_data_without_times_are_refused_for_the_protocol_of_times(tmp_path):
@@ -85,7 +85,7 @@ def test_wrong_names_are_one_line_and_say_what_to_write(tmp_path):
     known, _ = parse_entries([str(log)], [], board, [])
     with pytest.raises(ConfigError, match=r"films is the name of .*films.csv in this board; write OTHER="):
         parse_entries([f"films={other}"], [], board, known)
-    with pytest.raises(ConfigError, match=r"--protocol lsat: no such protocol.*Did you mean last"):
+    with pytest.raises(ConfigError, match=r"--protocol lsat: no such protocol.*Did you mean .last"):
         parse_entries([str(log)], ["lsat"], board, [])
     with pytest.raises(ConfigError, match="no such file or folder"):
         parse_entries(["nowhere"], [], board, [])
