@@ -35,6 +35,12 @@ class Stop(StrictModel):
         Positive,
         Field(description="validations without improvement after which the stage stops; off: all steps run"),
     ] = 3
+    by: Annotated[
+        str | None,
+        Field(
+            description="the metric that chooses the best checkpoint, or nats; by default checkpoint.keep.best"
+        ),
+    ] = None
 
 
 class Best(StrictModel):

@@ -156,8 +156,8 @@ def make_validation_rule(scenario: Scenario, stage: str) -> ValidationRule | Non
         )
     if not stage_options.kind.validates:
         return None
-    metric = choose_best_metric(scenario)
     stop = getattr(stage_options, "stop", None)
+    metric = (stop.by if isinstance(stop, Stop) else None) or choose_best_metric(scenario)
     patience = None if stop == "off" else (stop or Stop()).patience
     return ValidationRule(
         metric, _is_lower_better(scenario, metric), patience=patience, every=scenario.evaluate.every
@@ -196,12 +196,18 @@ def check_validation(scenario: Scenario) -> None:
                 f"stages.{name}.best.by: {by!r} is neither reward nor measured; evaluate.metrics and {NATS} are: "
                 f"{', '.join(metrics)}.{suggest_sentence(by, [REWARD, LAST, *metrics])}"
             )
+        by = getattr(getattr(stage_options, "stop", None), "by", None)
+        if by not in (None, *metrics):
+            raise ConfigError(
+                f"stages.{name}.stop.by: {by!r} is not measured; evaluate.metrics and {NATS} are: {', '.join(metrics)}."
+                f"{suggest_sentence(by, metrics)}"
+            )
     validation_keys = ["checkpoint.keep.best"] if best_metric is not None else []
     validation_keys += ["evaluate.every"] if scenario.evaluate.every is not None else []
     validation_keys += [
         f"stages.{name}.stop"
         for name, stage_options in scenario.stages.items()
-        if isinstance(getattr(stage_options, "stop", None), Stop)
+        if "patience" in getattr(getattr(stage_options, "stop", None), "model_fields_set", ())
     ]
     if validation_keys and not has_validation_events(scenario):
         split, key = scenario.data.split, validation_keys[0]

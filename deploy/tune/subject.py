@@ -88,6 +88,9 @@ class TunedScenario:
             document["init"] = start.model_dump(by_alias=True, exclude_none=True)
         if metric is not None:
             put_value(document, _METRIC_KEY, metric, METRIC)
+            for stage in document["stages"].values():
+                if yaml.is_map(stage) and yaml.is_map(stage.get("stop")) and stage["stop"].get("by"):
+                    stage["stop"]["by"] = metric
         subject = cls(document, folder, str(source))
         try:
             check_validation(subject.build_scenario({}))

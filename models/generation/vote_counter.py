@@ -121,7 +121,7 @@ class VoteCounter:
         np.maximum.at(largest, prompt, vote)
         vote[vote < 1e-6 * largest[prompt]] = 0
         if table.options.cosine:
-            vote /= np.sqrt(self._count_occurrences(distinct_keys, own_events))
+            vote = vote / np.sqrt(self._count_occurrences(distinct_keys, own_events))
         return prompt, distinct_keys % n_items, vote
 
     def weigh_voters(

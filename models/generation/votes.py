@@ -257,15 +257,12 @@ class Voters:
 
 
 def _mix_cells(cells: VoteCells, other: VoteCells, share: float, n_prompts: int, n_items: int) -> VoteCells:
-    """Mix the votes of two voters, each normalised by prompt; where one has no votes, the other has all."""
-    totals = [np.bincount(prompt, weights=vote, minlength=n_prompts) for prompt, _, vote in (cells, other)]
-    share_P = np.where(totals[1] > 0, np.where(totals[0] > 0, share, 1.0), 0.0)
+    """Add the votes of two voters, each normalised by prompt, with weight `share` for the second."""
     keys, votes = [], []
-    for (prompt, item, vote), total, weight in zip(
-        (cells, other), totals, (1 - share_P, share_P), strict=True
-    ):
+    for (prompt, item, vote), weight in zip((cells, other), (1 - share, share), strict=True):
+        total = np.bincount(prompt, weights=vote, minlength=n_prompts)
         keys.append(prompt * n_items + item)
-        votes.append(vote * weight[prompt] / total[prompt])
+        votes.append(weight * vote / total[prompt])
     key, index = np.unique(np.concatenate(keys), return_inverse=True)
     return (
         key // n_items,

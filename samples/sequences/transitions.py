@@ -219,9 +219,8 @@ def _count_by_range(
     select_events = partial(_select_events, options=options, splits=splits)
     # A key is x * n_items + y for the pair of items (x, y).
     for items, key, count in pairs.count_ranges(seq, select_events, folder=folder):
-        score = (
-            count / np.sqrt(occurs[key % n_items]) if options.cosine else count
-        )  # n(x) is the same for all y
+        # For the cosine, n(x) is the same for all y.
+        score = count / np.sqrt(occurs[key % n_items]) if options.cosine else count
         kept = find_top_neighbours(
             key - items.start * n_items, score, n_items, options.neighbours, len(items)
         )

@@ -19,6 +19,7 @@ epochs          An upper bound: the first stage has about 800 steps, from 4 to 1
 lr              3e-3 in the first stage, 3e-4 in later ones.
 ahead           1 if the median user has fewer than 5 events, else 3.
 smoothing       0.1 of every target is distributed over its siblings.
+stop            The first stage ends with the checkpoint of the lowest validation nats, which differ less by chance than ranks.
 evaluate        recall and NDCG at 5 and 10; as many beams as the largest k, at least 20.
 
 The rule does not depend on the machine, so that a scenario means the same everywhere; the plan rejects what does not fit.
@@ -146,7 +147,7 @@ def choose_rest(
     yield from _choose_model(profile, held_out_events)
     yield _choose_memory(profile, split, all_rows)
     yield _choose_tables(profile, held_out_events)
-    yield from _choose_stages(profile, held_out_events, supervised)
+    yield from _choose_stages(profile, held_out_events, supervised, _has_validation(split))
     yield from _choose_evaluation(profile, metrics)
 
 
@@ -216,8 +217,7 @@ def _choose_model(profile: DataProfile, held_out_events: int) -> Iterator[Settin
 
 def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
     """Choose whether the model has a memory, and its voters."""
-    has_validation = split.get("valid", 1) not in (0, None)
-    if not has_validation:
+    if not _has_validation(split):
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     memory: dict[str, Any] = {**MEMORY, "voters": list(MEMORY["voters"])}
     reason = "validation fits the weight of transitions and co-occurrence"
@@ -236,6 +236,11 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
     return Setting("model.memory", memory, reason)
 
 
+def _has_validation(split: Mapping[str, Any]) -> bool:
+    """Return whether a split holds out validation events."""
+    return split.get("valid", 1) not in (0, None)
+
+
 def _choose_tables(profile: DataProfile, held_out_events: int) -> Setting:
     """Choose the tables of sparse rows and the widths of their rows."""
     median_train_events = profile.get_median_train_length(held_out_events)
@@ -250,9 +255,9 @@ def _choose_tables(profile: DataProfile, held_out_events: int) -> Setting:
 
 
 def _choose_stages(
-    profile: DataProfile, held_out_events: int, supervised: Sequence[str]
+    profile: DataProfile, held_out_events: int, supervised: Sequence[str], has_validation: bool
 ) -> Iterator[Setting]:
-    """Yield the batch, epochs, learning rate, `ahead` and smoothing of every supervised stage."""
+    """Yield the batch, epochs, learning rate, `ahead`, smoothing and, if it is validated, the end of supervised stages."""
     train_events = profile.count_train_events(held_out_events)
     median_events = profile.get_length_quantile(0.5)
     batch_tokens = MIN_TOKENS
@@ -284,6 +289,10 @@ def _choose_stages(
             f"{'under' if median_events < SHORT_SESSION else 'at least'} {SHORT_SESSION}",
         )
         yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
+        if is_first and has_validation:
+            yield Setting(
+                f"{path}.stop", {"by": "nats"}, "nats of validation differ less by chance than ranks"
+            )
 
 
 def _choose_evaluation(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:

@@ -103,7 +103,10 @@ def test_a_map_where_a_number_may_stand_is_judged_as_a_map():
         ("model.memory={width: 0}", "model.memory.width: input should be greater than 0, got 0"),
         ("model.memory={fade: 0.5, decay: 1}", "model.memory.decay: fade and decay both weigh"),
         ("model.memory={signals: [title, title]}", "model.memory.signals: name each signal once"),
-        ("model.memory={voters: [nearest]}", "model.memory.voters: voters must be transitions, or"),
+        (
+            "model.memory={voters: [nearest]}",
+            "model.memory.voters: voters must be transitions, alone or with",
+        ),
         (
             "stages.rl.rewards={hit: {weight: {start: 0, end: 1}}}",
             "stages.rl.rewards.hit.weight.steps: is required",

@@ -107,6 +107,23 @@ def test_a_step_has_512_to_2048_events_and_training_an_end(users):
     assert settings["stages.finetune.lr"] < settings["stages.pretrain.lr"]
 
 
+def test_the_first_stage_ends_by_nats_where_it_is_validated():
+    settings = chosen(profile(500, 8, 40), supervised=("pretrain", "finetune"))
+    assert settings["stages.pretrain.stop"] == {"by": "nats"}
+    assert "stages.finetune.stop" not in settings
+    unvalidated = rule.choose_rest(profile(500, 8, 40), {**last_out(1), "valid": 0}, ("pretrain",), None)
+    assert "stages.pretrain.stop" not in {setting.path for setting in unvalidated}
+
+
+@pytest.mark.parametrize(
+    ("each", "decay", "nearest"), [(4, 2.0, True), (5, 1.0, True), (29, 1.0, True), (30, 1.0, False)]
+)
+def test_the_votes_of_a_memory_follow_the_length_of_histories(each, decay, nearest):
+    memory = chosen(profile(50, each, 40))["model.memory"]
+    assert memory["decay"] == decay
+    assert memory["voters"] == ["transitions", "cooccurrence", *(["nearest"] if nearest else [])]
+
+
 def test_vectors_are_of_what_the_items_have_in_common():
     columns = (
         ItemColumn("title", "text", 1.0, 0.9),

@@ -28,7 +28,9 @@ def wrong(*changes) -> str:
 
 
 def test_supervised_stages_are_validated_by_their_metric_and_rl_by_its_reward_while_that_metric_holds():
-    assert rule() == ValidationRule("ndcg@10", patience=3)
+    assert rule(stage="finetune") == ValidationRule("ndcg@10", patience=3)
+    assert rule() == ValidationRule("nats", lower=True, patience=3)
+    assert rule("stages.pretrain.stop.by=recall@10") == ValidationRule("recall@10", patience=3)
     assert rule(stage="rl") == ValidationRule("ndcg@10", patience=None, reward=True, least=0.98, apart=10)
     assert rule("stages.pretrain.stop=off").patience is None
     assert rule("stages.pretrain.stop.patience=7").patience == 7
@@ -53,7 +55,7 @@ def test_without_validation_events_nothing_is_validated():
     ],
 )
 def test_the_best_commit_is_the_best_by_one_metric(changes, metric, lower):
-    found = rule(*changes)
+    found = rule(*changes, stage="finetune")
     assert (found.metric, found.lower) == (metric, lower)
 
 
@@ -103,6 +105,9 @@ def test_metrics_that_are_not_measured_are_refused_with_what_is():
         "checkpoint.keep.best: 'ndgc@10' is not measured; evaluate.metrics and nats are: recall@5, recall@10, ndcg@5, ndcg@10, "
         "nats. Did you mean 'ndcg@10'? Add it to evaluate.metrics, or choose one of these"
     )
+    assert wrong("stages.pretrain.stop.by=ndgc@10").startswith(
+        "stages.pretrain.stop.by: 'ndgc@10' is not measured;"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_a_plan_says_in_words_when_a_stage_is_validated_and_stops():
         return describe_validation(load_scenario("quickstart", list(changes))[0], stage)
 
     assert words() == (
-        "validated once an epoch, at least 50 steps apart; best by ndcg@10; stops after 3 validations without improvement"
+        "validated once an epoch, at least 50 steps apart; best by nats (lowest); stops after 3 validations without improvement"
     )
     assert words(
         "evaluate.every=20", "stages.pretrain={steps: 50, stop: off}", "checkpoint.keep.best=nats"
