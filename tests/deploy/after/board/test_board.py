@@ -129,14 +129,22 @@ def test_no_run_starts_that_would_end_after_the_budget(ring, started, typed, tmp
 
 
 def test_small_sets_are_compared_together_with_their_users_apart(
-    ring, other, events, started, typed, tmp_path
+    ring, other, events, started, typed, tmp_path, monkeypatch
 ):
+    real, users = results.compare_paired, []
+
+    def compare(a, b, user, seed):
+        users.append(user)
+        return real(a, b, user, seed)
+
+    monkeypatch.setattr(results, "compare_paired", compare)
     typed("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
     together = json.loads((tmp_path / "b" / "board.json").read_text())["together"]
     assert (together["sets"], together["events"]) == (["ring", "other"], 2 * events)
     assert set(together["paired"]) == {"popularity", "sasrec"}
     assert together["paired"]["popularity"]["recall@10"] == {"diff": 1.0, "low": 1.0, "high": 1.0}
     assert together["paired"]["sasrec"]["recall@10"]["diff"] == 0.0
+    assert not set(users[0][:events]) & set(users[0][events:])
     same_name = {key: {"name": "ring", "events": 1, "stages": ["pretrain"]} for key in ("ring", "ring-time")}
     assert results.compare_small_sets(same_name, tmp_path, ["recall@10"]) == {}
 
