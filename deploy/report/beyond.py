@@ -156,7 +156,7 @@ def format_segment_note(report: Report) -> str:
     )
     return (
         f"Users are split at the median of their training events{median_text}; items are split by popularity into groups "
-        "with the first, second and last third of all training events. "
+        "with the first, second and last third of all training events. Both are also split by their training events. "
         f"Each column shows which segments a mean comes from.{untested_text}"
     )
 
@@ -223,8 +223,10 @@ def _describe_segment(facts: Mapping[str, Any]) -> str:
         return f"{facts['items']:,} items"
     if "users" not in facts:
         return "scene"
-    bound = f"at most {facts['most']:g}" if "most" in facts else f"above {facts['above']:g}"
-    return f"{facts['users']:,} users, {bound}"
+    bounds = [
+        f"{word} {facts[key]:g}" for key, word in (("most", "at most"), ("above", "above")) if key in facts
+    ]
+    return ", ".join([f"{facts['users']:,} users", *bounds])
 
 
 def _get_part(report: Report, key: str) -> Mapping[str, Any]:

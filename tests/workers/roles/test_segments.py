@@ -67,11 +67,22 @@ def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_event
         "head items": [0],
         "middle items": [1],
         "tail items": [2, 3],
+        "users of 0 events": [],
+        "users of 1 to 4 events": [],
+        "users of 5 to 19 events": [0, 1, 3],
+        "users of 20 or more events": [2],
+        "items of 0 events": [3],
+        "items of 1 to 4 events": [1, 2],
+        "items of 5 to 19 events": [0],
+        "items of 20 or more events": [],
     }
     facts = segments.describe(seq, users, target)
     assert facts["short histories"] == {"events": 3, "users": 2, "most": 9.0}
     assert facts["long histories"] == {"events": 1, "users": 1, "above": 9.0}
     assert [facts[name]["items"] for name in ("head items", "middle items", "tail items")] == [1, 1, 3]
+    assert facts["items of 1 to 4 events"] == {"events": 2, "items": 3}
+    assert facts["items of 0 events"] == {"events": 1, "items": 1}
+    assert facts["users of 5 to 19 events"] == {"events": 3, "users": 2}
 
 
 def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path):

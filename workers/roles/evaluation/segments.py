@@ -1,7 +1,8 @@
 """EventSegments: groups held-out events by the length of the user's history and the popularity of the item.
 
-Users are split at the median number of training events, and items into three groups with a third of the training events each. A
-mean over all events hides that a recommender may serve only one kind of user, or only popular items (Abdollahpouri et al. 2019).
+Users are split at the median number of training events, and items into three groups with a third of the training events each.
+Both are also split by fixed numbers of training events, which show how cold items and users fare. A mean over all events hides that a
+recommender may serve only one kind of user, or only popular items (Abdollahpouri et al. 2019).
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from nonet.samples.sequences import Sequences
 
 _USER_SEGMENTS = ("short histories", "long histories")
 _ITEM_SEGMENTS = ("head items", "middle items", "tail items")
+_COUNT_SEGMENTS = {
+    "0 events": 0,
+    "1 to 4 events": 1,
+    "5 to 19 events": 5,
+    "20 or more events": 20,
+}  # least number
+_LEAST = np.array(list(_COUNT_SEGMENTS.values()))
 
 
 class EventSegments:
@@ -27,6 +35,7 @@ class EventSegments:
     """
 
     def __init__(self, occurs_I: np.ndarray, order_I: np.ndarray):
+        self._occurs_I = occurs_I
         items_by_rank = np.argsort(order_I)
         events_before = np.cumsum(occurs_I[items_by_rank]) - occurs_I[items_by_rank]
         self._third_I = np.empty(len(items_by_rank), np.int64)
@@ -43,7 +52,11 @@ class EventSegments:
         """
         is_long_P = seq.train_lengths[users] > self._compute_median(seq, users)
         masks = {name: is_long_P == bool(index) for index, name in enumerate(_USER_SEGMENTS)}
-        return masks | {name: self._third_I[target] == third for third, name in enumerate(_ITEM_SEGMENTS)}
+        masks |= {name: self._third_I[target] == third for third, name in enumerate(_ITEM_SEGMENTS)}
+        for noun, count_P in (("users", seq.train_lengths[users]), ("items", self._occurs_I[target])):
+            segment_P = _find_count_segment(count_P)
+            masks |= {f"{noun} of {name}": segment_P == index for index, name in enumerate(_COUNT_SEGMENTS)}
+        return masks
 
     def describe(self, seq: Sequences, users: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
         """Count the events, and the users or items, of each segment.
@@ -54,8 +67,8 @@ class EventSegments:
             target: Items [P] of the events.
 
         Returns:
-            By segment: {"events", "items"} for segments of items; {"events", "users", "most" or "above"} for segments of users,
-            where "most" (of short histories) and "above" (of long ones) are the median number of training events per user.
+            By segment: {"events", "items"} for segments of items; {"events", "users"} for segments of users, and "most" (of short
+            histories) or "above" (of long ones), the median number of training events per user.
         """
         median = self._compute_median(seq, users)
         facts: dict[str, dict[str, Any]] = {}
@@ -64,8 +77,13 @@ class EventSegments:
             if name in _USER_SEGMENTS:
                 bound_key = "most" if name == _USER_SEGMENTS[0] else "above"
                 facts[name] |= {"users": len(np.unique(users[mask_P])), bound_key: median}
-            else:
+            elif name in _ITEM_SEGMENTS:
                 facts[name]["items"] = int((self._third_I == _ITEM_SEGMENTS.index(name)).sum())
+            elif name.startswith("users"):
+                facts[name]["users"] = len(np.unique(users[mask_P]))
+            else:
+                index = list(_COUNT_SEGMENTS).index(name.removeprefix("items of "))
+                facts[name]["items"] = int((_find_count_segment(self._occurs_I) == index).sum())
         return facts
 
     def _compute_median(self, seq: Sequences, users: np.ndarray) -> float:
@@ -73,3 +91,8 @@ class EventSegments:
         if not len(users):
             return 0.0
         return float(np.median(seq.train_lengths[np.unique(users)]))
+
+
+def _find_count_segment(count: np.ndarray) -> np.ndarray:
+    """Return the index in `_COUNT_SEGMENTS` of each number of events."""
+    return np.searchsorted(_LEAST, count, "right") - 1
