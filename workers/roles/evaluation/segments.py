@@ -1,8 +1,8 @@
 """EventSegments: groups held-out events by the length of the user's history and the popularity of the item.
 
 Users are split at the median number of training events, and items into three groups with a third of the training events each.
-Both are also split by fixed numbers of training events, which show how cold items and users fare. A mean over all events hides that a
-recommender may serve only one kind of user, or only popular items (Abdollahpouri et al. 2019).
+Both are also split by fixed numbers of training events, which show how cold items and users fare. A mean over all events hides
+that a recommender may serve only one kind of user, or only popular items (Abdollahpouri et al. 2019).
 """
 
 from __future__ import annotations
