@@ -4,6 +4,7 @@ from .charts import choose_ticks as choose_ticks
 from .charts import format_ticks as format_ticks
 from .page import load_template as load_template
 from .report import write_report as write_report
+from .scores import HEADLINES as HEADLINES
 from .scores import format_aligned as format_aligned
 from .scores import format_name as format_name
 from .scores import format_number as format_number
@@ -16,3 +17,4 @@ from .summaries import suggest_command as suggest_command
 from .tables import ReportTable as ReportTable
 from .tables import TableCell as TableCell
 from .tables import build_difference_table as build_difference_table
+from .verdicts import find_strongest_baseline as find_strongest_baseline

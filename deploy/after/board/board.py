@@ -43,7 +43,7 @@ def run_board(
         seeds: The seeds, which are added to those of the board; empty for the board's, or 1.
         budget_s: No run starts that is expected to end later, in seconds from now; None for no limit.
         run_dir: The board's folder, by default a new one.
-        command: The command that makes the board, for its page.
+        command: The command line, for the board's page.
         say: Receives lines of progress.
 
     Returns:
@@ -52,6 +52,10 @@ def run_board(
     Raises:
         ConfigError: The input is wrong; no run was started.
     """
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"--seeds must be different numbers, such as 1,2,3; got {','.join(map(str, seeds))}"
+        )
     folder = _choose_folder(run_dir)
     end_s = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     with lock_run(RunFolder(folder)), _remove_unless_begun(folder):
@@ -67,10 +71,10 @@ def run_board(
         board["entries"] = [entry.as_json() for entry in entries]
         board["seeds"] = list(dict.fromkeys([*board["seeds"], *seeds])) or [1]
         for entry in entries:
-            changes = _make_changes(entry, board["seeds"], folder)
-            scenario = api.scenario(entry.get_scenario(folder), changes).scenario
+            scenario = api.scenario(entry.get_scenario(folder)).scenario
             check_no_storage(scenario.storage and scenario.storage.url, "board")
-        board["command"] = board["command"] or command
+        if command not in board["commands"] and (data or seeds or not board["commands"]):
+            board["commands"].append(command)
         _write_board(folder, board)
         is_complete = _run_entries(entries, board, folder, end_s, say)
     return folder, board, is_complete
@@ -100,7 +104,7 @@ def _read_board(folder: Path) -> dict[str, Any]:
     """Return the board of a folder, or an empty one."""
     if (folder / _FILE).exists():
         return read_json(folder / _FILE)
-    return {"entries": [], "seeds": [], "command": "", "results": {}, "failed": {}, "together": {}}
+    return {"entries": [], "seeds": [], "commands": [], "results": {}, "failed": {}, "together": {}}
 
 
 def _write_board(folder: Path, board: Mapping[str, Any]) -> None:
@@ -108,6 +112,10 @@ def _write_board(folder: Path, board: Mapping[str, Any]) -> None:
     write_whole(folder / _FILE, f"{json.dumps(board, indent=1)}\n".encode())
     write_whole(folder / "board.md", format_markdown(board).encode())
     write_whole(folder / "report.html", render_board(board).encode())
+
+
+class _Stopped(Exception):
+    """A run was stopped, and with it the board."""
 
 
 def _run_entries(
@@ -123,19 +131,27 @@ def _run_entries(
         Whether all runs are finished; else a run failed, the budget is spent, or a run was stopped.
     """
     is_complete = True
-    for round_, seed in enumerate(board["seeds"]):
+    for seed in board["seeds"]:
         for entry in entries:
-            if not _run_entry(entry, seed, board, folder, end_s, say):
-                is_complete = False
-            seeds = [done for done in board["seeds"][: round_ + 1] if _is_finished(folder, entry, done)]
-            if seeds and board["results"].get(entry.key, {}).get("seeds") != seeds:
-                pooled = combine_seeds(seeds, folder / entry.key, lambda *_: False)
-                assert pooled is not None  # all these runs are finished
-                runs = [_get_run(folder, entry, done) for done in seeds]
-                board["results"][entry.key] = collect_entry(entry, folder, pooled, runs)
-                board["together"] = compare_small_sets(board["results"], folder, METRICS)
-            _write_board(folder, board)
+            try:
+                is_complete &= _run_entry(entry, seed, board, folder, end_s, say)
+            except _Stopped:
+                return False
+            finally:
+                _update_board(entry, board, folder)
     return is_complete
+
+
+def _update_board(entry: BoardEntry, board: dict[str, Any], folder: Path) -> None:
+    """Put the results of the finished runs of an entry into the board, and write it."""
+    seeds = [seed for seed in board["seeds"] if _is_finished(folder, entry, seed)]
+    if seeds and board["results"].get(entry.key, {}).get("seeds") != seeds:
+        pooled = combine_seeds(seeds, folder / entry.key, lambda *_: False)
+        assert pooled is not None  # all these runs are finished
+        runs = [_get_run(folder, entry, seed) for seed in seeds]
+        board["results"][entry.key] = collect_entry(entry, folder, pooled, runs)
+        board["together"] = compare_small_sets(board["results"], folder, METRICS)
+    _write_board(folder, board)
 
 
 def _run_entry(
@@ -146,34 +162,47 @@ def _run_entry(
     end_s: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Run an entry with a seed unless that is finished; return whether it is finished then. A failure goes to the board."""
-    run = _get_run(folder, entry, seed)
+    """Run an entry with a seed unless that is finished; return whether it is finished then. A failure goes to the board.
+
+    Raises:
+        _Stopped: The run was stopped.
+    """
     if _is_finished(folder, entry, seed):
         return True
+    first_seed = board["seeds"][0]
+    if seed != first_seed and not _is_finished(folder, entry, first_seed):
+        say(f"{entry.key}, seed {seed}: left out, because seed {first_seed} has not finished")
+        return False
     expected_s = max(board["results"].get(entry.key, {}).get("seconds", [0.0]))
     if time.monotonic() + expected_s > end_s:
         say(f"{entry.key}, seed {seed}: left out, because the budget is spent")
         return False
     say(f"{entry.key}, seed {seed}")
     board["failed"].pop(entry.key, None)
+    path = _get_run(folder, entry, seed).path
     try:
         changes = _make_changes(entry, board["seeds"], folder)
-        return run_seed(entry.get_scenario(folder), changes, seed, run.path, board["command"])
+        is_finished = run_seed(entry.get_scenario(folder), changes, seed, path, board["commands"][-1])
     except NonetError as error:
         board["failed"][entry.key] = f"seed {seed}: {' '.join(str(error).split())}"
         say(f"{entry.key}, seed {seed} failed: {error}")
         return False
+    if not is_finished:
+        raise _Stopped
+    return True
 
 
 def _make_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
-    """Return the changes of an entry's scenario: its metrics, and baselines with the options that the first seed chose."""
+    """Return the changes of an entry's scenario: the options of baselines that its first seed chose, if that has finished."""
     report = _get_run(folder, entry, seeds[0]).read_json("report.json") or {}
     chosen = {name: facts.get("options") for name, facts in (report.get("trained") or {}).items()}
+    if not any(chosen.values()):
+        return []
     baselines = [
         {**config, **options, "trials": 1} if (options := chosen.get(config["use"])) else config
         for config in entry.baselines
     ]
-    return [f"evaluate.baselines={json.dumps(baselines)}", f"evaluate.metrics={json.dumps(METRICS)}"]
+    return [f"evaluate.baselines={json.dumps(baselines)}"]
 
 
 def _get_run(folder: Path, entry: BoardEntry, seed: int) -> RunFolder:

@@ -59,7 +59,7 @@ class BoardEntry:
     Attributes:
         name: The name of the data set or of the scenario.
         protocol: A key of `PROTOCOLS`.
-        source: The absolute path of the data set, or the path or name of the scenario.
+        source: The absolute path of the data set, or the path or name of the scenario that the entry's one extends.
         baselines: The baselines that it is compared with, as in `evaluate.baselines`.
     """
 
@@ -78,8 +78,8 @@ class BoardEntry:
         return asdict(self)
 
     def get_scenario(self, folder: Path) -> str:
-        """Return the path or name of the entry's scenario, in the board's folder."""
-        return self.source if self.protocol == OWN else str(folder / f"{self.key}.yaml")
+        """Return the path of the entry's scenario, in the board's folder."""
+        return str(folder / f"{self.key}.yaml")
 
 
 def parse_entries(
@@ -129,11 +129,10 @@ def parse_entries(
             data_setup = make_data_setup(scenario_file.scenario, scenario_file.folder).options
             table_format = TableFormat.from_options(data_setup.columns, data_setup.missing)
             profile = read_profile(data_setup.interactions, data_setup.items, table_format)
-            entries.append(
-                BoardEntry(
-                    name, OWN, source, _select_baselines(name, profile, data_setup.items, table_format, notes)
-                )
-            )
+            baselines = _select_baselines(name, profile, data_setup.items, table_format, notes)
+            entry = BoardEntry(name, OWN, source, baselines)
+            _write_scenario(entry, {"extends": source, "evaluate": {}}, folder)
+            entries.append(entry)
         else:
             entries += _import_source(name, Path(source), wanted, known_protocols, folder, notes)
     return entries, notes
@@ -169,7 +168,12 @@ def _import_source(
         notes: A list to which notes about the data are appended.
     """
     table_format = TableFormat.from_options({}, None)
-    source = find_source(path, None, {}, None)
+    try:
+        source = find_source(path, None, {}, None)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. A board takes no --column and --items; use nonet new FILE.yaml --data {path}, and give it FILE.yaml"
+        ) from None
     section = make_data_section(source, table_format, folder / f"{name}-data", folder, notes)
     table_format = TableFormat.from_options(section.get("columns"), None)
     interactions = folder / section["interactions"]
@@ -182,16 +186,16 @@ def _import_source(
             continue
         entry = BoardEntry(name, protocol, str(path), baselines)
         document = _make_document(entry, section, profile, table_format, folder)
-        document["evaluate"] = {
-            "metrics": METRICS,
-            "width": _WIDTH,
-            "users": "all",
-            "baselines": baselines,
-        } | document.get("evaluate", {})
-        text = f"# {name} by the protocol {protocol} of nonet board. {PROTOCOLS[protocol]}\n{yaml.dump(document)}"
-        write_whole(Path(entry.get_scenario(folder)), text.encode())
+        _write_scenario(entry, document | {"evaluate": {"width": _WIDTH, "users": "all"}}, folder)
         entries.append(entry)
     return entries
+
+
+def _write_scenario(entry: BoardEntry, document: dict[str, Any], folder: Path) -> None:
+    """Write the scenario of an entry with the board's metrics and baselines."""
+    document["evaluate"] |= {"metrics": METRICS, "baselines": list(entry.baselines)}
+    text = f"# {entry.name} by the protocol {entry.protocol} of nonet board. {PROTOCOLS[entry.protocol]}"
+    write_whole(Path(entry.get_scenario(folder)), f"{text}\n{yaml.dump(document)}".encode())
 
 
 def _choose_protocol(profile: DataProfile) -> str:
@@ -225,7 +229,7 @@ def _make_document(
     table_format: TableFormat,
     folder: Path,
 ) -> dict[str, Any]:
-    """Return the scenario of an entry without its `evaluate` section, but for what the protocol adds there.
+    """Return the scenario of an entry without its `evaluate` section.
 
     Raises:
         ConfigError: The protocol needs times, and the data have none.

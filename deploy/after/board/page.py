@@ -6,15 +6,18 @@ All functions are pure functions of the board's JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nonet.deploy.after.board.entries import PROTOCOLS, BoardEntry
 from nonet.deploy.report import (
+    HEADLINES,
     ReportTable,
     TableCell,
     build_difference_table,
     build_memory_table,
     build_segment_table,
+    find_strongest_baseline,
     format_name,
     format_number,
     iterate_differences,
@@ -24,7 +27,6 @@ from nonet.deploy.report import (
 )
 
 Board = Mapping[str, Any]
-_CHOOSING = "ndcg@10"  # the metric by which the strongest baseline is chosen
 
 
 def render_board(board: Board) -> str:
@@ -39,13 +41,13 @@ def render_board(board: Board) -> str:
             (key, list(_describe_entry(entry)), list(_list_tables(entry)))
             for key, entry in board["results"].items()
         ],
-        command=board["command"],
+        commands=board["commands"],
     )
 
 
 def format_markdown(board: Board) -> str:
     """Format the board as a Markdown page."""
-    lines = ["# Board", "", f"Written by `{board['command'] or 'nonet board'}`. {_describe_board(board)}", ""]
+    lines = ["# Board", "", f"Written by {_join_commands(board)}. {_describe_board(board)}", ""]
     lines += [f"- {problem}" for problem in _list_problems(board)]
     lines += ["", *_format_table(_build_summary(board))]
     if table := _build_together_table(board):
@@ -70,15 +72,20 @@ def format_summary(board: Board) -> str:
     return "\n".join([*lines, "", *_list_problems(board)]).rstrip()
 
 
+def _join_commands(board: Board) -> str:
+    """Return the commands that made a board, quoted for Markdown."""
+    return ", then ".join(f"`{command}`" for command in board["commands"])
+
+
 def _describe_board(board: Board) -> str:
     """Return sentences about the seeds, the machines and the intervals."""
     results = board["results"].values()
     processors = sorted({name for entry in results for name in entry["processors"]})
-    hours = sum(sum(entry["seconds"]) for entry in results) / 3600
+    minutes = sum(sum(entry["seconds"]) for entry in results) / 60
     seeds = ", ".join(map(str, board["seeds"]))
     return (
-        f"Seeds {seeds}; {hours:.1f} hours of runs on {', '.join(processors) or 'no machine yet'}. Settings, commits and options "
-        "of baselines are chosen on validation; test events are used once. Differences are paired over users (95 % intervals)."
+        f"Seeds {seeds}; {minutes:.0f} minutes of runs on {', '.join(processors) or 'no machine yet'}. Settings, commits and "
+        "options of baselines are chosen on validation; test events are used once. Differences are paired over users (95 % intervals)."
     )
 
 
@@ -127,9 +134,9 @@ def _build_summary(board: Board) -> ReportTable:
 
 
 def _find_strongest(entry: Mapping[str, Any]) -> str:
-    """Return the name of an entry's baseline with the highest NDCG@10."""
+    """Return the name of an entry's baseline with the best first headline metric, as reports do."""
     baselines = [name for name in entry["subjects"] if name not in entry["stages"]]
-    return max(baselines, key=lambda name: entry["subjects"][name][_CHOOSING]["mean"])
+    return find_strongest_baseline(to_report(entry), baselines)[0]
 
 
 def _select_differences(
@@ -156,7 +163,7 @@ def _build_together_table(board: Board) -> ReportTable:
         ]
         for name, by_metric in board["together"].get("paired", {}).items()
         for metric, values in by_metric.items()
-        if metric in ("recall@10", _CHOOSING)
+        if metric in HEADLINES
     ]
     return ReportTable(["recommender less", "metric", "difference", "low", "high"], rows)
 
@@ -179,7 +186,8 @@ def _describe_entry(entry: Mapping[str, Any]) -> Iterator[str]:
         f"Seeds {seeds}; {seconds:.0f} s and {entry['peak_bytes'] / 1e9:.1f} GB for each run, baselines included, on "
         f"{', '.join(entry['processors'])}, torch {entry['versions'].get('torch')}."
     )
-    yield f"Repeat: nonet run {entry['scenario'].rpartition('/')[2]} --seeds {seeds.replace(' ', '')}"
+    file, seed = entry["scenario"].rpartition("/")[2], entry["seeds"][0]
+    yield f"Repeat seed {seed}, in the board's folder: nonet run {file} --seeds {seed}"
     for name, facts in entry["trained"].items():
         yield (
             f"{format_name(name)}: {facts['best']}."
@@ -202,10 +210,17 @@ def _list_tables(entry: Mapping[str, Any]) -> Iterator[ReportTable]:
         yield _build_plain_table(entry["shuffled"], "Events of equal time in random order")
     if entry["alone"]:
         yield _build_plain_table(entry["alone"], "The model alone, without its memory")
-        yield build_memory_table(entry["report"])
+        yield _name_seed(build_memory_table(entry["report"]), entry)
     metrics = select_headline_metrics(to_report(entry))
     yield build_difference_table(_select_differences(entry, metrics))
-    yield build_segment_table(entry["report"])
+    yield _name_seed(build_segment_table(entry["report"]), entry)
+
+
+def _name_seed(table: ReportTable, entry: Mapping[str, Any]) -> ReportTable:
+    """Return a table of the first run alone with its seed in the caption, if there are several."""
+    if len(entry["seeds"]) == 1:
+        return table
+    return replace(table, caption=f"{table.caption}, seed {entry['seeds'][0]} alone")
 
 
 def _build_score_table(entry: Mapping[str, Any]) -> ReportTable:

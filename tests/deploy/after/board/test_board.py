@@ -10,6 +10,7 @@ import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
+from nonet.controller.scenario.scenario import load_scenario
 from nonet.deploy.after.board import results
 from nonet.deploy.run import api
 from nonet.errors import WorkerFailed
@@ -39,6 +40,8 @@ def started(ring, events, monkeypatch):
     began: list[tuple[str, dict]] = []
 
     def run(source, run_dir, command):
+        if f"{run_dir.parent.name} {run_dir.name}" in stopping:
+            return SimpleNamespace(state="stopped")
         baselines = {baseline.title: baseline for baseline in source.scenario.evaluate.baselines}
         began.append((f"{run_dir.parent.name} {run_dir.name}", baselines))
         if began[-1][0] in failing:
@@ -59,6 +62,7 @@ def started(ring, events, monkeypatch):
                 "trained": {
                     "sasrec": {"best": "epoch 3", "options": {"lr": 0.001, "dropout": 0.3, "width": 64}}
                 },
+                "memory": {"pretrain": {"l": 0.3, "gain": {}}},
                 "wall_s": {"total": 100.0},
                 "peak_rss_bytes": 1e9,
                 "processor": "Abacus 1",
@@ -67,9 +71,9 @@ def started(ring, events, monkeypatch):
         )
         return SimpleNamespace(state="done")
 
-    failing: set[str] = set()
+    failing, stopping = set[str](), set[str]()
     monkeypatch.setattr(api, "run", run)
-    return SimpleNamespace(began=began, failing=failing)
+    return SimpleNamespace(began=began, failing=failing, stopping=stopping)
 
 
 def names(started) -> list[str]:
@@ -105,14 +109,34 @@ def test_options_that_the_first_seed_chose_are_those_of_the_others(ring, started
 def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(ring, other, started, typed, tmp_path):
     started.failing.add("ring seed-1")
     arguments = ("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
-    code, out, _ = typed(*arguments)
-    assert (code, names(started)) == (1, ["ring seed-1", "other seed-1"])
+    code, out, err = typed(*arguments, "--seeds", "1,2")
+    assert (code, names(started)) == (1, ["ring seed-1", "other seed-1", "other seed-2"])
     assert "ring failed: seed 1: the trainer died" in out
+    assert "ring, seed 2: left out, because seed 1 has not finished" in err
     assert "other" in json.loads((tmp_path / "b" / "board.json").read_text())["results"]
     started.failing.clear()
     code, out, _ = typed(*arguments)
-    assert (code, names(started)) == (0, ["ring seed-1"])
+    assert (code, names(started)) == (0, ["ring seed-1", "ring seed-2"])
     assert "failed" not in out
+
+
+def test_a_board_whose_run_is_stopped_starts_no_other(ring, other, started, typed, tmp_path):
+    started.stopping.add("ring seed-1")
+    code, _, err = typed("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
+    assert (code, names(started)) == (130, [])
+    assert f"Continue with: nonet board --run-dir {tmp_path / 'b'}" in err
+    started.stopping.clear()
+    assert typed("board", "--run-dir", "b")[0] == 0
+    assert names(started) == ["ring seed-1", "other seed-1"]
+
+
+def test_a_board_that_is_extended_keeps_what_is_finished_on_its_page(ring, other, started, typed, tmp_path):
+    typed("board", "--data", f"ring={ring.scenario}", "--run-dir", "b", "--seeds", "1,2")
+    started.stopping.add("other seed-1")
+    typed("board", "--data", other, "--run-dir", "b")
+    board = json.loads((tmp_path / "b" / "board.json").read_text())
+    assert board["results"]["ring"]["seeds"] == [1, 2]
+    assert len(board["commands"]) == 2
 
 
 def test_no_run_starts_that_would_end_after_the_budget(ring, started, typed, tmp_path):
@@ -162,7 +186,12 @@ def test_pages_name_the_processor_the_time_and_what_is_missing(ring, started, ty
             "Seeds 1, 3",
         ):
             assert part in text, (name, part)
-    assert "± 0.0000" in (tmp_path / "b" / "board.md").read_text()
+    text = (tmp_path / "b" / "board.md").read_text()
+    assert "± " in text
+    assert "Gain from the memory, seed 1 alone" in text
+    assert "Repeat seed 1, in the board's folder: nonet run ring.yaml --seeds 1" in text
+    repeated = load_scenario(tmp_path / "b" / "ring.yaml", [])[0]
+    assert [baseline.use for baseline in repeated.evaluate.baselines] == list(started.began[0][1])
 
 
 def test_wrong_boards_are_refused_before_anything_runs(ring, started, refused, tmp_path):
@@ -172,6 +201,7 @@ def test_wrong_boards_are_refused_before_anything_runs(ring, started, refused, t
     (tmp_path / "full" / "notes.txt").write_text("")
     assert "has no board" in refused("board", "--data", "quickstart", "--run-dir", "full")
     assert "--budget" in refused("board", "--data", "quickstart", "--budget", "soon")
+    assert "--seeds must be different" in refused("board", "--data", "quickstart", "--seeds", "1,1")
     assert "board keeps its runs in a folder" in refused(
         "board", "--data", f"ring={_store(ring)}", "--run-dir", "new"
     )

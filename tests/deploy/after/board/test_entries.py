@@ -73,7 +73,7 @@ def test_a_board_keeps_its_entries_and_takes_new_ones(tmp_path):
     entries, _ = parse_entries([str(log), "quickstart"], [], board, known)
     assert [entry.key for entry in entries] == ["films-last", "quickstart"]
     assert (board / "films-last.yaml").read_text() == "edited"
-    assert entries[1].get_scenario(board) == "quickstart"
+    assert read_document(board, "quickstart")["extends"] == "quickstart"
     entries, _ = parse_entries([str(log)], ["last", "time"], board, entries)
     assert [entry.key for entry in entries] == ["films-last", "quickstart", "films-time"]
     assert (board / "films-last.yaml").read_text() == "edited"
@@ -87,6 +87,11 @@ def test_wrong_names_are_one_line_and_say_what_to_write(tmp_path):
         parse_entries([f"films={other}"], [], board, known)
     with pytest.raises(ConfigError, match=r"--protocol lsat: no such protocol.*Did you mean .last"):
         parse_entries([str(log)], ["lsat"], board, [])
+    log.write_text("reader,book,when_read\n1,2,3\n")
+    with pytest.raises(
+        ConfigError, match=r"A board takes no --column.*nonet new FILE.yaml --data .*films.csv"
+    ):
+        parse_entries([f"books={log}"], [], board, [])
     with pytest.raises(ConfigError, match="no such file or folder"):
         parse_entries(["nowhere"], [], board, [])
     with pytest.raises(ConfigError, match="write NAME=PATH with letters"):
