@@ -114,7 +114,7 @@ def _write_board(folder: Path, board: Mapping[str, Any]) -> None:
     write_whole(folder / "report.html", render_board(board).encode())
 
 
-class _Stopped(Exception):
+class _BoardStopped(Exception):
     """A run was stopped, and with it the board."""
 
 
@@ -135,7 +135,7 @@ def _run_entries(
         for entry in entries:
             try:
                 is_complete &= _run_entry(entry, seed, board, folder, end_s, say)
-            except _Stopped:
+            except _BoardStopped:
                 return False
             finally:
                 _update_board(entry, board, folder)
@@ -165,7 +165,7 @@ def _run_entry(
     """Run an entry with a seed unless that is finished; return whether it is finished then. A failure goes to the board.
 
     Raises:
-        _Stopped: The run was stopped.
+        _BoardStopped: The run was stopped.
     """
     if _is_finished(folder, entry, seed):
         return True
@@ -188,7 +188,7 @@ def _run_entry(
         say(f"{entry.key}, seed {seed} failed: {error}")
         return False
     if not is_finished:
-        raise _Stopped
+        raise _BoardStopped
     return True
 
 

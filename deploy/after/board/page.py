@@ -85,7 +85,7 @@ def _describe_board(board: Board) -> str:
     seeds = ", ".join(map(str, board["seeds"]))
     return (
         f"Seeds {seeds}; {minutes:.0f} minutes of runs on {', '.join(processors) or 'no machine yet'}. Settings, commits and "
-        "options of baselines are chosen on validation; test events are used once. Differences are paired over users (95 % intervals)."
+        "options of baselines are chosen on validation; test events are used once. Differences are paired over users (95 %)."
     )
 
 
