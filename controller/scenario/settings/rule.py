@@ -290,9 +290,7 @@ def _choose_stages(
         )
         yield Setting(f"{path}.smoothing", SMOOTHING, "a target's siblings are likely too")
         if is_first and has_validation:
-            yield Setting(
-                f"{path}.stop", {"by": "nats"}, "nats of validation differ less by chance than ranks"
-            )
+            yield Setting(f"{path}.stop.by", "nats", "nats of validation differ less by chance than ranks")
 
 
 def _choose_evaluation(profile: DataProfile, metrics: Sequence[str] | None) -> Iterator[Setting]:

@@ -109,10 +109,22 @@ def test_a_step_has_512_to_2048_events_and_training_an_end(users):
 
 def test_the_first_stage_ends_by_nats_where_it_is_validated():
     settings = chosen(profile(500, 8, 40), supervised=("pretrain", "finetune"))
-    assert settings["stages.pretrain.stop"] == {"by": "nats"}
-    assert "stages.finetune.stop" not in settings
+    assert settings["stages.pretrain.stop.by"] == "nats"
+    assert "stages.finetune.stop.by" not in settings
     unvalidated = rule.choose_rest(profile(500, 8, 40), {**last_out(1), "valid": 0}, ("pretrain",), None)
-    assert "stages.pretrain.stop" not in {setting.path for setting in unvalidated}
+    assert "stages.pretrain.stop.by" not in {setting.path for setting in unvalidated}
+
+
+@pytest.mark.parametrize(
+    ("stop", "by"), [(None, "nats"), ({"patience": 5}, "nats"), ({"by": "recall@10"}, "recall@10")]
+)
+def test_the_end_of_the_first_stage_keeps_what_is_given(tmp_path, stop, by):
+    write(tmp_path, users=60, each=8, items=40)
+    stage = made(tmp_path, stages={"pretrain": {} if stop is None else {"stop": stop}}).stages["pretrain"]
+    assert stage.stop.by == by
+    assert stage.stop.patience == (stop or {}).get("patience", 3)
+    off = made(tmp_path, stages={"pretrain": {"stop": "off"}}).stages["pretrain"]
+    assert off.stop == "off"
 
 
 @pytest.mark.parametrize(
