@@ -8,6 +8,7 @@ import torch
 from nonet.models.baselines import _sasrec_training as training
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.kinds import make_baseline
+from nonet.models.baselines.kinds.sasrec import TRIALS, SasRecOptions
 from nonet.models.ranking.metrics import compute_per_event, rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_masked_items, list_prompts
 from nonet.samples.sequences.sequences import TEST, VALID, build_sequences
@@ -85,9 +86,17 @@ def test_trials_go_through_the_short_list_and_validation_picks_one(monkeypatch):
     judged = iter([0.1, 0.4, 0.2])
     monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", lambda *_: next(judged))
     fitted = made(epochs=1, trials=3).fit(walk())
-    lr, dropout, _ = training.TRIALS[1]
+    lr, dropout, _ = TRIALS[1]
     assert fitted.trained["trials"] == fitted.trained["epochs"] == 3
     assert f"learning rate {lr:g}, dropout {dropout:g}" in fitted.trained["best"]
+
+
+def test_a_rate_and_dropout_that_are_given_are_those_of_the_trial():
+    fitted = made(epochs=1, lr=7e-4, dropout=0.0).fit(walk())
+    assert fitted.trained["options"] == {"lr": 7e-4, "dropout": 0.0, "width": SMALL["width"]}
+    assert "learning rate 0.0007, dropout 0," in fitted.trained["best"]
+    with pytest.raises(ValueError, match="trials choose lr and dropout"):
+        SasRecOptions(trials=2, dropout=0.0)
 
 
 def test_a_wider_trial_that_validation_prefers_is_the_one_that_ranks(monkeypatch):

@@ -28,6 +28,7 @@ evaluate: {metrics: [auc]}
 COMMANDS = {
     "run": "--set --run-dir --resume --seeds --detach --json",
     "resume": "--set --json",
+    "board": "--data --protocol --seeds --budget --run-dir --json",
     "tune": "--space --trials --set --run-dir --parallel --json",
     "plan": "--set --cluster --address --search --origins --json",
     "submit": "--address --set --name --env --detach",
