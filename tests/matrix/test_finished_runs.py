@@ -75,7 +75,7 @@ class FinishedRuns:
         return shop, make_run(scenario, folder / "runs" / scenario.stem), scenario
 
 
-STARTING = {"run", "resume", "tune", "submit", "tradeoff"}
+STARTING = {"run", "resume", "tune", "board", "submit", "tradeoff"}
 """Verbs that start a run on Ray, or go on with one."""
 SERVING = {"serve", "top"}
 """Verbs of a server in a process of its own; `/recommend` and `/score` ask its app in this process."""
