@@ -77,7 +77,7 @@ def run_seed(source: str, changes: Sequence[str], seed: int, path: Path, command
     """Run a scenario with a seed in a folder, or continue such a run from its newest checkpoint.
 
     Returns:
-        Whether it has finished; else it was stopped.
+        Whether it has finished and nobody has asked to stop.
 
     Raises:
         ConfigError: The folder has a run of another scenario.
@@ -95,10 +95,12 @@ def _load_seed(source: str, changes: Sequence[str], seed: int, path: Path) -> ap
 
 
 def _run_seed(scenario: api.ScenarioFile, path: Path, command: str) -> bool:
-    """Run or resume a scenario in a folder; return whether it has finished."""
+    """Run or resume a scenario in a folder; return whether it has finished and nobody has asked to stop."""
     if list(RunFolder(path).checkpoints.glob("step-*")):
-        return api.resume(path, scenario_file=scenario).state != "stopped"
-    return api.run(scenario, run_dir=path, command=command).state != "stopped"
+        run = api.resume(path, scenario_file=scenario)
+    else:
+        run = api.run(scenario, run_dir=path, command=command)
+    return run.state != "stopped" and not run.was_interrupted
 
 
 def resume_seeds(folder: Path, changes: Sequence[str]) -> dict[str, Any] | None:

@@ -79,6 +79,7 @@ class DriverRun:
         folder: The run's folder.
         id: The run's id.
         state: "running", "done", "stopped" or "failed".
+        was_interrupted: Whether Ctrl-C was pressed, after which a run that was at its end may be done nevertheless.
         warnings: Warnings about the run's data.
     """
 
@@ -95,7 +96,7 @@ class DriverRun:
         self.folder, self.id, self._folder_lock = folder, folder.id, lock
         self._controller: Any = controller  # None after `close`
         self._memory = memory
-        self.state = "running"
+        self.state, self.was_interrupted = "running", False
         self._start_time = time.time()
         # Processes of a shared cluster are not children of this one, so their memory is not known.
         self._measures_all_memory = "RAY_ADDRESS" not in os.environ
@@ -158,7 +159,7 @@ class DriverRun:
                     return self._finish(answer["outcome"])
                 self._take_stop_request()
                 if interrupts.count and stop_requested_s is None:
-                    stop_requested_s = time.monotonic()
+                    stop_requested_s, self.was_interrupted = time.monotonic(), True
                     view.note("stopping after this step; press Ctrl-C again to quit immediately")
                     self._controller.stop.remote()
                 takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > _STOP_TIMEOUT_S

@@ -176,7 +176,7 @@ def started(ring, events, monkeypatch):
         made.write_json(
             "report.json", {"name": "ring", "baselines": {"popularity": {}}, "stages": {"pretrain": {}}}
         )
-        return SimpleNamespace(state="finished")
+        return SimpleNamespace(state="finished", was_interrupted=False)
 
     def run(source, run_dir, command):
         began.append(f"run {run_dir.name}")
@@ -208,7 +208,7 @@ def test_seeds_run_once_each_and_an_unfinished_one_goes_on(ring, started, typed,
 
 
 def test_a_stopped_seed_ends_the_command_and_says_how_to_go_on(ring, typed, monkeypatch, tmp_path):
-    monkeypatch.setattr(api, "run", lambda *_, **__: SimpleNamespace(state="stopped"))
+    monkeypatch.setattr(api, "run", lambda *_, **__: SimpleNamespace(state="stopped", was_interrupted=True))
     code, out, err = typed("run", ring.scenario, "--seeds", "1,2", "--run-dir", "many")
     assert (code, out) == (130, "")
     assert f"nonet resume {tmp_path / 'many'}" in err

@@ -115,7 +115,10 @@ def test_an_update_selects_leaves_by_similarity_as_the_rollout_did(alike):
     [
         (["sparse.tables={user: {dim: 8}}"], "no table has them; add sparse.tables.item"),
         (["sparse.tables.item.evict={ttl_steps: 9}"], "refuses or evicts some"),
-        (["model.memory={voters: [nearest]}"], "voters must be transitions, alone or with cooccurrence and nearest"),
+        (
+            ["model.memory={voters: [nearest]}"],
+            "voters must be transitions, alone or with cooccurrence and nearest",
+        ),
     ],
 )
 def test_a_voter_without_rows_of_all_items_is_refused_at_once(ring, changes, says):

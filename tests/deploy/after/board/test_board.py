@@ -40,8 +40,9 @@ def started(ring, events, monkeypatch):
     began: list[tuple[str, dict]] = []
 
     def run(source, run_dir, command):
-        if f"{run_dir.parent.name} {run_dir.name}" in stopping:
-            return SimpleNamespace(state="stopped")
+        name = f"{run_dir.parent.name} {run_dir.name}"
+        if name in stopping:
+            return SimpleNamespace(state="stopped", was_interrupted=True)
         baselines = {baseline.title: baseline for baseline in source.scenario.evaluate.baselines}
         began.append((f"{run_dir.parent.name} {run_dir.name}", baselines))
         if began[-1][0] in failing:
@@ -69,11 +70,11 @@ def started(ring, events, monkeypatch):
                 "versions": {"torch": "2"},
             },
         )
-        return SimpleNamespace(state="done")
+        return SimpleNamespace(state="done", was_interrupted=name in interrupted)
 
-    failing, stopping = set[str](), set[str]()
+    failing, stopping, interrupted = set[str](), set[str](), set[str]()
     monkeypatch.setattr(api, "run", run)
-    return SimpleNamespace(began=began, failing=failing, stopping=stopping)
+    return SimpleNamespace(began=began, failing=failing, stopping=stopping, interrupted=interrupted)
 
 
 def names(started) -> list[str]:
@@ -128,6 +129,16 @@ def test_a_board_whose_run_is_stopped_starts_no_other(ring, other, started, type
     started.stopping.clear()
     assert typed("board", "--run-dir", "b")[0] == 0
     assert names(started) == ["ring seed-1", "other seed-1"]
+
+
+def test_a_board_that_is_interrupted_while_its_run_ends_starts_no_other(
+    ring, other, started, typed, tmp_path
+):
+    started.interrupted.add("ring seed-1")
+    code, out, _ = typed("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
+    assert (code, names(started)) == (130, ["ring seed-1"])
+    assert "ring" in json.loads((tmp_path / "b" / "board.json").read_text())["results"]
+    assert "other lacks the seeds 1" in out
 
 
 def test_a_board_that_is_extended_keeps_what_is_finished_on_its_page(ring, other, started, typed, tmp_path):
