@@ -25,9 +25,8 @@ from nonet.options import Positive, StrictModel
 from nonet.storage import RunWriter, remove
 from nonet.workers.roles import StageSetup, make_ranks_name
 
-_RANKS_NAME = re.compile(
-    make_ranks_name("(.+)", r"step-(\d+)")
-)  # of a validation's ranks: its stage and its step
+# The name of the file of a validation's ranks: its stage and its step.
+_RANKS_NAME = re.compile(make_ranks_name("(.+)", r"step-(\d+)"))
 
 
 class CheckpointKeepOptions(StrictModel):
@@ -289,6 +288,7 @@ class CheckpointLog:
             manifest: The manifest of the restored checkpoint.
             stages: The names of all stages, in order.
         """
+        ranks_by_file = {file: _RANKS_NAME.fullmatch(file) for file in self._list_files(self._run.results)}
         self.checkpoints.delete_after(manifest.step)
         # A stage that the checkpoint ends keeps its results; `last` counts as 1.
         for name in stages[stages.index(manifest.stage) + manifest.last :]:
@@ -300,8 +300,7 @@ class CheckpointLog:
                 reward_files.remove(f"{name}.rewards.rerank.npz")
             result_files = [f"{subject}.{suffix}" for subject in subjects for suffix in ("json", "npz")]
             ValidationRecord(self._run, name).cut(manifest.stage_step if name == manifest.stage else 0)
-            for file in self._list_files(self._run.results):
-                ranks = _RANKS_NAME.fullmatch(file)
+            for file, ranks in ranks_by_file.items():
                 if ranks and ranks[1] == name and int(ranks[2]) > manifest.step:
                     result_files.append(file)
             for file in (*reward_files, *result_files):

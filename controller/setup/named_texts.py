@@ -33,7 +33,7 @@ def list_imports(tree: ast.AST) -> Iterator[str]:
 
 
 def list_named_patterns(tree: ast.AST) -> Iterator[str]:
-    """Yield the texts of a program that may name files, as paths; a value within a text is *."""
+    """Yield the texts of a program that may name files, as paths in which * stands for a value."""
     silent = set[ast.AST | None]()  # nodes that name no file
     words = set[ast.AST]()  # nodes that name none without a dot or slash
     path_parts = set[ast.AST]()  # nodes that begin a longer path
@@ -100,7 +100,7 @@ def _list_plain_arguments(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _get_function_name(call: ast.Call) -> str:
-    """Return the name of a function that is called, without what precedes its dot; "" for a method of a text or no name."""
+    """Return the last part of the name of a called function, such as `join`; "" for a method of a text, or without a name."""
     is_of_text = isinstance(getattr(call.func, "value", None), ast.Constant)  # such as ", ".join
     return "" if is_of_text else getattr(call.func, "attr", getattr(call.func, "id", ""))
 

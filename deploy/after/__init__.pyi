@@ -7,8 +7,10 @@ from .items import add_items as add_items
 from .ranks import TestedRun as TestedRun
 from .recommend import format_columns as format_columns
 from .recommend import recommend_for as recommend_for
+from .seeds import check_seeds as check_seeds
 from .seeds import combine_seeds as combine_seeds
 from .seeds import format_seeds as format_seeds
+from .seeds import get_seed_dir as get_seed_dir
 from .seeds import resume_seeds as resume_seeds
 from .seeds import run_seed as run_seed
 from .seeds import run_seeds as run_seeds

@@ -57,16 +57,14 @@ def run_seeds(
         ConfigError: A seed occurs twice, the scenario ranks no items, or the folder has runs of another
             scenario.
     """
-    _check_seeds(seeds)
+    check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
     _check_metrics(scenario)
     check_no_storage(scenario.storage and scenario.storage.url, "run --seeds")
     folder = (run_dir or create_run(f"{scenario.name}-seeds").path).absolute()
     if RunFolder(folder).scenario.exists():
         raise ConfigError(f"{folder} is a run; with --seeds, --run-dir must be a folder of runs")
-    scenario_by_seed = {
-        seed: _load_seed(source, changes, seed, _get_seed_dir(folder, seed)) for seed in seeds
-    }
+    scenario_by_seed = {seed: _load_seed(source, changes, seed, get_seed_dir(folder, seed)) for seed in seeds}
     _write_start(folder, source, seeds, changes, command)
     return folder, combine_seeds(
         seeds, folder, lambda seed, path: _run_seed(scenario_by_seed[seed], path, command)
@@ -150,11 +148,11 @@ def combine_seeds(seeds: Sequence[int], folder: Path, start: StartSeed) -> dict[
         The combined result, which is also written to seeds.json and report.html in the folder; None if a seed did
         not finish.
     """
-    _check_seeds(seeds)
+    check_seeds(seeds)
     make_folder(folder)
     runs = []
     for seed in seeds:
-        run = RunFolder(_get_seed_dir(folder, seed))
+        run = RunFolder(get_seed_dir(folder, seed))
         if run.read_json("report.json") is None and not start(seed, run.path):
             return None
         runs.append(run)
@@ -169,12 +167,12 @@ def combine_seeds(seeds: Sequence[int], folder: Path, start: StartSeed) -> dict[
     return pooled
 
 
-def _get_seed_dir(folder: Path, seed: int) -> Path:
+def get_seed_dir(folder: Path, seed: int) -> Path:
     """Return the folder of a seed's run."""
     return folder / f"seed-{seed}"
 
 
-def _check_seeds(seeds: Sequence[int]) -> None:
+def check_seeds(seeds: Sequence[int]) -> None:
     """Raise ConfigError unless seeds are given and distinct."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise ConfigError(

@@ -55,6 +55,7 @@ class Ease(ChosenByValidation):
         self._weights = np.empty_like(gram)
 
         def solve(l2: float) -> None:
+            """Compute the weights with an l2."""
             _solve(gram, l2, out=self._weights)
             self.trained = {"l2": l2}
 

@@ -70,6 +70,7 @@ class VSknn(ChosenByValidation):
         yield
 
         def set_choice(choice: tuple[int, bool]) -> None:
+            """Set the number of neighbours and whether idf counts, by which sessions vote."""
             self._n_neighbours, self._uses_idf = choice
 
         chosen, _ = yield from self._choose(self._choices, set_choice, seq, splits)
@@ -113,6 +114,7 @@ class VSknn(ChosenByValidation):
         vote_of_session = similarity / (1 + age)
 
         def weigh(index: np.ndarray, voter: np.ndarray) -> np.ndarray:
+            """Return the weights of the votes of sessions for items."""
             vote = vote_of_session[voter]
             return vote * self._idf[self._session_items[index]] if self._uses_idf else vote
 

@@ -156,7 +156,7 @@ class VoteCounter:
         return np.maximum(self._transitions.occurs[key % n_items].astype(np.float64) - own_occurrences, 1e-12)
 
     def _list_own_events(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> _OwnEvents:
-        """List the training events of the users of prompts that precede a training event.
+        """List the counted training events of users whose prompts precede one of their training events.
 
         Held-out events were never counted.
         """

@@ -12,7 +12,7 @@ from typing import Any
 
 from nonet.atomic import make_folder, read_json, write_whole
 from nonet.controller.record import RunFolder, check_no_storage, create_run, lock_run
-from nonet.deploy.after import combine_seeds, run_seed
+from nonet.deploy.after import check_seeds, combine_seeds, get_seed_dir, run_seed
 from nonet.deploy.after.board.entries import METRICS, BoardEntry, parse_entries
 from nonet.deploy.after.board.page import format_markdown, format_summary, render_board
 from nonet.deploy.after.board.results import collect_entry, compare_small_sets
@@ -52,10 +52,8 @@ def run_board(
     Raises:
         ConfigError: The input is wrong; no run was started.
     """
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(
-            f"--seeds must be different numbers, such as 1,2,3; got {','.join(map(str, seeds))}"
-        )
+    if seeds:
+        check_seeds(seeds)
     folder = _choose_folder(run_dir)
     end_s = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     with lock_run(RunFolder(folder)), _remove_unless_begun(folder):
@@ -162,7 +160,7 @@ def _run_entry(
     end_s: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Run an entry with a seed unless that is finished; return whether it is finished then. A failure goes to the board.
+    """Run an entry with a seed unless that run is finished; return whether it is then. The board gets the reason of a failure.
 
     Raises:
         _BoardStopped: The run was stopped.
@@ -207,7 +205,7 @@ def _make_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list
 
 def _get_run(folder: Path, entry: BoardEntry, seed: int) -> RunFolder:
     """Return the folder of an entry's run with a seed."""
-    return RunFolder(folder / entry.key / f"seed-{seed}")
+    return RunFolder(get_seed_dir(folder / entry.key, seed))
 
 
 def _is_finished(folder: Path, entry: BoardEntry, seed: int) -> bool:

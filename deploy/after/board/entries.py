@@ -199,7 +199,7 @@ def _write_scenario(entry: BoardEntry, document: dict[str, Any], folder: Path) -
 
 
 def _choose_protocol(profile: DataProfile) -> str:
-    """Choose `sessions` for data in which users return to items, which `last` would mask, else `last`."""
+    """Choose `sessions` where users return to items, because `last` would mask these, and `last` elsewhere."""
     return "sessions" if profile.repeats > LIMIT else "last"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from nonet import yaml
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import load_scenario
-from nonet.deploy.after import TestedRun
+from nonet.deploy.after import TestedRun, get_seed_dir
 from nonet.deploy.after.board.entries import BoardEntry
 from nonet.models.ranking import compare_paired, compute_per_event
 
@@ -50,7 +50,6 @@ def collect_entry(
         "published_otherwise": others,
         "shuffled": _average_scores(reports, "shuffled", "exhaustive"),
         "alone": _average_scores(reports, "test", "model alone"),
-        "memory": first.get("memory") or {},
         "trained": first.get("trained") or {},
         "report": {
             key: first.get(key)
@@ -89,8 +88,8 @@ def find_published(
         encoding="utf-8"
     )
     rows = [
-        row | {"data": name}
-        for name, part in yaml.parse(text, "published.yaml").items()
+        row
+        for part in yaml.parse(text, "published.yaml").values()
         if all(part[key] == sizes[key] for key in _SIZES)
         for row in part["rows"]
     ]
@@ -160,5 +159,5 @@ def compare_small_sets(
 def _open_runs(folder: Path, seeds: Sequence[int]) -> Iterator[TestedRun]:
     """Yield the runs of an entry."""
     for seed in seeds:
-        run = RunFolder(folder / f"seed-{seed}")
+        run = RunFolder(get_seed_dir(folder, seed))
         yield TestedRun.from_run(run, load_scenario(run.scenario)[0])

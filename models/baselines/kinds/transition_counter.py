@@ -130,7 +130,7 @@ def sum_votes(
     items: np.ndarray,
     weigh: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> SparseVotes:
-    """Sum the votes of voters, each of which votes for a range of a list of items, with memory that does not grow with them.
+    """Sum votes by prompt and item, in chunks of bounded memory. Each voter votes for a range of a list of items.
 
     Args:
         prior: Scores [I] that all prompts share.
