@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 
 import pytest
 from participant import written
@@ -26,14 +27,19 @@ def save(checkpoints: Checkpoints, step: int, content: bytes):
 
 
 def killed_at(monkeypatch, nth: int, work) -> bool:
-    """Do `work` until the nth call that changes the disk, before (even) or after (odd) it. Whether it was killed."""
-    count = 0
+    """Do `work` until the nth call that changes the disk, before (even) or after (odd) it. Whether it was killed.
+
+    The changes of other threads are neither counted nor killed.
+    """
+    count, here = 0, threading.get_ident()
     with monkeypatch.context() as patched:
         for name in CHANGES:
             real = getattr(os, name)
 
             def call(*args, _real=real, **kwargs):
                 nonlocal count
+                if threading.get_ident() != here:  # of another test's thread, whose work goes on
+                    return _real(*args, **kwargs)
                 count += 1
                 if count == nth // 2 + 1 and nth % 2 == 0:
                     raise Killed
