@@ -8,6 +8,7 @@ functions of the seed, the trial and the epoch.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from nonet.models.baselines._histories import FittedInParts, compute_ndcg, split
 from nonet.models.baselines._sasrec import SasRecNet
 from nonet.models.baselines.kinds import FULL_SOFTMAX, SasRecOptions
 from nonet.random import hash_words, rng
-from nonet.samples.batches import list_prompts, make_prompt_batch, make_training_batch
+from nonet.samples.batches import list_prompts, make_prompt_batch, make_training_batch, split_by_size
 from nonet.samples.sequences import TRAIN, VALID, Sequences
 from nonet.types import SampleBatch
 
@@ -124,12 +125,14 @@ class SasRec(FittedInParts):
         users = np.flatnonzero(seq.train_lengths)
         shuffled_users = rng(self._seed, "sasrec", "order", trial, number).permutation(users)
         net.train()
-        for start in range(0, len(shuffled_users), self._options.users):
-            batch_users = shuffled_users[start : start + self._options.users]
+        options = self._options
+        # Each user counts as `events / users` events or more, so that a step has at most `users` users.
+        sizes = np.maximum(seq.train_lengths[shuffled_users], math.ceil(options.events / options.users))
+        for step in split_by_size(sizes, options.events):
             batch = make_training_batch(
                 seq,
                 self._empty_sids,
-                batch_users,
+                shuffled_users[step],
                 history=self._history,
                 stage="sasrec",
                 epoch=number,

@@ -55,6 +55,25 @@ def test_it_learns_a_walk(most, monkeypatch):
     assert ("negatives" in fitted.trained["loss"]) == (most == 10)
 
 
+def test_a_step_has_at_most_its_events_and_its_users_and_a_long_history_is_a_step_of_its_own(monkeypatch):
+    seq, steps = walk(users=10, length=7), []  # of 5 training events each
+    make = training.make_training_batch
+
+    def note(seq, sids, users, **options):
+        steps.append(len(users))
+        return make(seq, sids, users, **options)
+
+    monkeypatch.setattr(training, "make_training_batch", note)
+    for limits, expected in (
+        ({"events": 11, "users": 4}, [2] * 5),
+        ({"events": 100, "users": 4}, [4, 4, 2]),
+        ({"events": 3, "users": 4}, [1] * 10),
+    ):
+        steps.clear()
+        made(epochs=1, **limits).fit(seq)
+        assert steps == expected
+
+
 def test_the_same_seed_gives_the_same_scores_and_leaves_torchs_generator_alone():
     seq = walk()
     users, positions = list_prompts(seq, TEST)

@@ -46,7 +46,11 @@ class SasRecOptions(StrictModel):
     width: Positive = 64
     layers: Positive = 2
     heads: Positive = 2
-    users: Annotated[Positive, Field(description="number of users per step")] = 128
+    users: Annotated[Positive, Field(description="maximum number of users per step")] = 128
+    events: Annotated[
+        Positive,
+        Field(description="maximum number of training events per step; a user with more is a step of its own"),
+    ] = 2048
     negatives: Annotated[
         Count,
         Field(description="number of negatives that all targets of a step share, if the catalogue is large"),
