@@ -116,7 +116,8 @@ def check_data(
             checks.warnings += notes or ()
         columns = describe_lists(items)
         profile = measure_profile(seq.offsets, seq.item, seq.time, len(items), columns=columns)
-        checks.warnings += list_data_warnings(profile, options.split, scenario.sparse.get_feature_dims())
+        features, makes_lists = scenario.sparse.get_feature_dims(), scenario.model.spec.makes_lists
+        checks.warnings += list_data_warnings(profile, options.split, features, makes_lists=makes_lists)
 
 
 def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:

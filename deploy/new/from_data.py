@@ -18,7 +18,7 @@ from nonet import yaml
 from nonet.atomic import write_whole
 from nonet.controller.scenario import make_scenario
 from nonet.deploy.new.click_page import render_click_scenario, select_item_features
-from nonet.deploy.new.scenario_page import render_reward, render_scenario
+from nonet.deploy.new.scenario_page import choose_compression, render_reward, render_scenario
 from nonet.deploy.new.sources import DataSource, find_source
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
@@ -270,6 +270,13 @@ def _build_scenario(
     profile = read_profile(str(base_dir / data["interactions"]), items, table_format)
     title = data_path.name or str(data_path)
     if clicks is None:
+        if (compression := choose_compression(profile)) is not None:
+            data = {**data, "events": compression}
+            notes.append(
+                f"{profile.immediate:.0%} of the events are of the item of the user's event right before, such as an order after "
+                "a view: data.events makes one event of a user's events with an item on one day, so that the next other item "
+                "is predicted; a target over the kind of event holds if one of them has it"
+            )
         text = render_scenario(name, title, data, profile, str(reward_path))
         lists = [column.name for column in profile.columns if column.kind == "list"]
         if unused := [column for column in lists if column != "categories"]:

@@ -60,6 +60,7 @@ class DataProfile:
             whose k-th last event has the same time as the event before it.
         duplicates: Number of events with the same user, item and second as an earlier one.
         repeats: Share of events whose item the user has interacted with before.
+        immediate: Share of events whose item is that of the user's event right before.
         drift: Share of the newest tenth of events whose item does not occur in the older events; None if times are not
             informative.
         implausible: Number of events before 1990 or after the end of next year; 0 if `counted`.
@@ -90,6 +91,7 @@ class DataProfile:
     columns: tuple[ItemColumn, ...] = ()
     zero_padded: Mapping[str, str] = field(default_factory=dict)
     time_unit: str = "s"
+    immediate: float = 0.0
 
     def get_length_quantile(self, share: float) -> int:
         """Return the number of events per user that a `share` of the users does not exceed; 0.5 gives the median."""
@@ -174,6 +176,7 @@ def measure_profile(
         tied_ends=_count_tied_ends(offsets, time),
         duplicates=count_duplicates(user, item, time),
         repeats=float(find_repeats(user, item).mean()) if len(item) else 0.0,
+        immediate=float((same_user & (item[1:] == item[:-1])).sum() / max(1, len(item))),
         implausible=0 if counted else int(find_implausible(time).sum()),
         drift=None if counted or not len(time_steps) else _compute_drift(item, time),
         kinds=dict(kinds or {}),

@@ -32,7 +32,8 @@ def _iterate_rows(p: DataProfile) -> Iterator[tuple[str, str]]:
     yield "events", f"{p.events:,}, {p.events / max(1, p.users * p.items):.2%} of all pairs"
     yield "times", _format_times(p)
     duplicates = f", {p.duplicates:,} events are there twice" if p.duplicates else ""
-    yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{duplicates}"
+    immediate = f", {p.immediate:.1%} to that of the event right before" if p.immediate else ""
+    yield "repeats", f"{p.repeats:.1%} of events return to an item of their user{immediate}{duplicates}"
     if p.drift is not None:
         yield "drift", f"{p.drift:.1%} of the newest tenth of the events are of items not seen before it"
     if p.kinds:

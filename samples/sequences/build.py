@@ -25,6 +25,7 @@ from nonet.samples.sequences.labels import (
     LABEL_END,
     LABEL_TIME,
     NEVER,
+    REPEAT_EVENTS,
     compute_label_times,
     limit_label_ends,
     list_labels,
@@ -362,7 +363,7 @@ def select_carried_columns(
                     f"interaction column {name!r} is {arrow_type}; it must hold numbers or text."
                 )
         return list(columns), ()
-    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS, FRACTION)
+    special = (*_OWN_FIELDS, REPEAT_TIMES, REPEAT_KINDS, REPEAT_EVENTS, FRACTION)
     others = {
         field.name: field.type
         for field in schema

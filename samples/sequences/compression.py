@@ -30,7 +30,7 @@ from nonet.errors import DataError
 from nonet.options import StrictModel
 from nonet.ranges import expand_ranges
 from nonet.samples.sequences.flat import GrowingFile
-from nonet.samples.sequences.labels import merge_labels
+from nonet.samples.sequences.labels import REPEAT_EVENTS, merge_labels
 from nonet.samples.tables import as_numbers
 from nonet.units import Seconds
 
@@ -167,6 +167,7 @@ class CompressedLog:
         """Return the rows, events and repeats of the log, and its Arrow bytes before and after compression."""
         added = list_added_columns(self.events)
         kept = self.events.drop_columns(added)
+        added = [name for name in added if name != REPEAT_EVENTS]  # which sequences do not keep
         return {
             "rows": len(self.events) + len(self.repeats),
             "events": len(self.events),
@@ -178,17 +179,19 @@ class CompressedLog:
 
 def list_added_columns(events: pa.Table) -> list[str]:
     """Return the names of the columns that compression added to a log."""
-    names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS)
+    names = (COUNT, SPAN, KINDS, REPEAT_TIMES, REPEAT_KINDS, REPEAT_EVENTS)
     return [name for name in names if name in events.column_names]
 
 
 def drop_repeat_lists(events: pa.Table) -> pa.Table:
-    """Return a compressed log without the lists of its repeats, which `FoldedRepeats` holds."""
+    """Return a compressed log without the lists of its repeats that `FoldedRepeats` holds."""
     return events.drop_columns([name for name in (REPEAT_TIMES, REPEAT_KINDS) if name in events.column_names])
 
 
 def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> CompressedLog:
     """Compress a checked log of interactions [R].
+
+    A condition of a target over `event` holds for a kept event if it holds for one of the kinds of its rows (`match_target`).
 
     Args:
         log: The interactions.
@@ -229,7 +232,9 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(offsets, repeat_times))
     if "event" in log.column_names:
         kinds = _collect_kinds(log["event"], row_of_rank_R, head_rank_of_rank_R, repeat_ranks)
+        own_kinds = log["event"].combine_chunks().take(pa.array(row_of_rank_R[repeat_ranks]))
         events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(offsets, kinds))
+        events = events.append_column(REPEAT_EVENTS, pa.ListArray.from_arrays(offsets, own_kinds))
     events = _add_columns(events, next_time_of_rank_R[kept_ranks])
     repeat_rows = np.sort(row_of_rank_R[~is_head_of_rank_R])
     return CompressedLog(events, log.take(pa.array(repeat_rows)).append_column(ROW, pa.array(repeat_rows)))

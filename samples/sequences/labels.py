@@ -18,7 +18,7 @@ positive labels. It depends on the end of the window, which a third column holds
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Annotated, Any, Literal
 
@@ -41,6 +41,8 @@ LABEL_END = "label end:"
 """Prefix of the names of columns of the ends of windows; what follows it is as for LABEL_TIME."""
 NEVER = int(np.iinfo(np.int64).max)
 """The time of a label that is not known, or that training must not use."""
+REPEAT_EVENTS = "repeat:events"
+"""Column of a compressed log: the kinds of the further rows that each event stands for, a list [n]."""
 MAX_LABELS = 6
 """How many labels a target may read: for K labels, 2^K conditions are computed over all events."""
 _TASKS = ".tasks."
@@ -228,12 +230,13 @@ def list_labels(schema: pa.Schema) -> list[str]:
 def match_target(condition: str, interactions: pa.Table, *, name: str) -> np.ndarray:
     """Return for which events [N] bool the condition of a target holds; any value stands for labels that are not known.
 
-    Where labels that are not known matter, `compute_label_times` is NEVER.
+    Where labels that are not known matter, `compute_label_times` is NEVER. An event of a compressed log has the kinds of all its
+    rows: a condition over `event` holds if it holds for one of them.
     """
     for label in _list_read_labels(interactions.schema, condition):
         known_or_0 = np.nan_to_num(interactions[label].to_numpy(), nan=0.0)
         interactions = replace_column(interactions, label, pa.array(known_or_0))
-    return match_rows(condition, interactions, name=name)
+    return _match_any_kind(condition, interactions, name=name)
 
 
 def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> dict[str, np.ndarray]:
@@ -255,7 +258,7 @@ def compute_label_times(interactions: pa.Table, targets: Mapping[str, str]) -> d
         times = interactions["timestamp"].to_numpy()
         if labels:
             times = _find_decision_times(
-                condition, interactions, labels, _compute_outcomes if is_task(stage) else match_rows
+                condition, interactions, labels, _compute_outcomes if is_task(stage) else _match_any_kind
             )
         if is_task(stage):
             times = np.where(_compute_outcomes(condition, interactions) == _MISSING, NEVER, times)
@@ -355,14 +358,41 @@ def _list_values(label_N: np.ndarray) -> list[float]:
 
 def _compute_outcomes(condition: str, interactions: pa.Table) -> np.ndarray:
     """Return for each event [N] int64 whether a condition holds, 1 or 0, or depends on a missing value, _MISSING."""
-    table = interactions.select([name for name in interactions.column_names if name in list_names(condition)])
+    names = {*list_names(condition), REPEAT_EVENTS}
+    table = interactions.select([name for name in interactions.column_names if name in names])
     for index, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):  # NaN is a missing value.
             column = table.column(index)
             table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
-    return np.select(
-        [match_rows(condition, table), match_rows(f"not ({condition})", table)], [1, 0], _MISSING
-    )
+    holds, fails = _match_any_kind(condition, table), np.ones(len(table), bool)
+    for has_kind, rows in _iterate_kinds(condition, table):
+        fails &= match_rows(f"not ({condition})", rows) | ~has_kind
+    return np.select([holds, fails], [1, 0], _MISSING)
+
+
+def _match_any_kind(condition: str, interactions: pa.Table, *, name: str = "condition") -> np.ndarray:
+    """Return which events [N] bool match a condition with one of the kinds of their rows, as `match_rows`."""
+    matches = np.zeros(len(interactions), bool)
+    for has_kind, rows in _iterate_kinds(condition, interactions):
+        matches |= match_rows(condition, rows, name=name) & has_kind
+    return matches
+
+
+def _iterate_kinds(condition: str, interactions: pa.Table) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Yield the events as they are, and with each kind of the further rows of compressed ones if a condition reads it.
+
+    With each table comes a mask of the events [N] that have the kind.
+    """
+    yield np.ones(len(interactions), bool), interactions
+    if REPEAT_EVENTS not in interactions.column_names or "event" not in list_names(condition):
+        return
+    repeats = interactions[REPEAT_EVENTS].combine_chunks()
+    kinds, event_of_repeat = repeats.flatten(), pc.list_parent_indices(repeats).to_numpy()
+    for kind in kinds.unique():
+        has_kind = np.zeros(len(interactions), bool)
+        has_kind[event_of_repeat[pc.equal(kinds, kind).to_numpy(zero_copy_only=False)]] = True
+        same_kind = pa.repeat(kind, len(interactions))
+        yield has_kind, replace_column(interactions, "event", same_kind)
 
 
 def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:

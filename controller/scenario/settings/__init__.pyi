@@ -8,4 +8,5 @@ from .data_text import has_many_lost_labels as has_many_lost_labels
 from .filling import StageSummary as StageSummary
 from .filling import fill_settings as fill_settings
 from .filling import take_stored_settings as take_stored_settings
+from .warnings import MANY_IMMEDIATE as MANY_IMMEDIATE
 from .warnings import list_data_warnings as list_data_warnings

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nonet.controller.scenario.settings.warnings import MANY_DUPLICATES
+from nonet.controller.scenario.settings.warnings import MANY_DUPLICATES, MANY_IMMEDIATE
 from nonet.samples.sequences import ALLOW
 
 # The largest group of items with the same codes is reported from this number of items and this share of all items on.
 _MIN_GROUP, _MIN_GROUP_SHARE = 10, 0.1
-_MANY_IMMEDIATE = 0.1  # the share of test events that repeat the event right before, from which it is said
 _MANY_LOST_LABELS = 0.05  # the share of the rows of a label file that may find no event without a warning
 
 
@@ -35,7 +34,7 @@ def describe_repeats(data: Mapping[str, Any]) -> str:
         advice = (
             f" {format_percent(immediate)} of the test events are of the item of the event right before, which any list that "
             "begins with the newest item finds; `data.events: {compress: ...}` makes one event of them."
-            if immediate >= _MANY_IMMEDIATE
+            if immediate >= MANY_IMMEDIATE
             else ""
         )
         return (

@@ -15,6 +15,7 @@ TIED_SHARE = (
 )
 UNTESTED_SHARE = 0.5  # share of users without test events above which a warning is given
 FEW_TESTED = 200  # with fewer tested users, a recall of 0.1 is uncertain by more than 0.02
+MANY_IMMEDIATE = 0.1  # share of events of the item of the event right before from which it is said
 MANY_DUPLICATES = 0.01  # share of events that are duplicates above which they are reported
 NEW_SHARE = 0.3  # share of the newest events that are of new items above which a warning is given
 _MAX_RELATIVE_S = (
@@ -26,7 +27,7 @@ _ONE_USER_SHARE, _ONE_USER_RATIO, _MANY_USERS = 0.1, 20, 20
 
 
 def list_data_warnings(
-    profile: DataProfile, split: Mapping[str, Any], features: Mapping[str, Any]
+    profile: DataProfile, split: Mapping[str, Any], features: Mapping[str, Any], *, makes_lists: bool = True
 ) -> Iterator[str]:
     """Yield warnings about a data set.
 
@@ -34,6 +35,7 @@ def list_data_warnings(
         profile: The profile of the kept events.
         split: The keys of `data.split`.
         features: The sparse features that have a table, by name; the values are not read.
+        makes_lists: Whether the model recommends lists, and is not a click model.
     """
     p, held_out = profile, count_held_out(split)
     is_leave_last_out = split.get("use", "leave_last_out") == "leave_last_out"
@@ -79,6 +81,11 @@ def list_data_warnings(
         yield (
             f"{p.duplicates:,} of {p.events:,} events are duplicates (same user, item and second); drop them, or keep "
             "them if they are events of their own"
+        )
+    if makes_lists and p.immediate >= MANY_IMMEDIATE:
+        yield (
+            f"{p.immediate:.0%} of the events are of the item of the user's event right before, which any list that begins with "
+            "the newest item finds; `data.events: {compress: 1d}` makes one event of them"
         )
     if p.drift is not None and p.drift > NEW_SHARE:
         yield f"{p.drift:.0%} of the newest tenth of the events are of items not seen before: no model knows those"

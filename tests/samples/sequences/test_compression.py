@@ -10,7 +10,8 @@ from nonet.samples.batches import (
     make_prompt_batch,
     make_window_batch,
 )
-from nonet.samples.sequences import build_sequences, compress_log, expand_log
+from nonet.samples.sequences import build_sequences, compress_log, compute_label_times, expand_log
+from nonet.samples.sequences.labels import NEVER, _compute_outcomes, name_task
 from nonet.samples.tables import as_numbers
 
 DAY = 86400
@@ -229,3 +230,46 @@ def test_a_click_row_does_not_know_that_its_event_will_be_repeated():
     bags = ClickRows.from_target(seq, items, "s", ["count"], 9).batch(np.arange(3))
     same = ClickRows.from_target(seq, items, "s", ["count"], 9).keys.get_keys("count", np.ones(3, np.int64))
     assert bags["count"].values.tolist() == same.tolist()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["event == 'buy'", "event != 'view'", "event in ('buy', 'click') and rating > 0.5", "rating > 0.5"],
+)
+def test_a_target_over_kinds_holds_for_an_event_of_which_one_row_has_such_a_kind(condition):
+    log = log_of(40, 3)
+    seq, _ = build_sequences(
+        compress_log(log, DAY, "item").events, None, split={"test": 1}, targets={"t": condition}
+    )
+    rows = log.to_pandas()
+    rows["day"] = rows["timestamp"] // DAY
+    # A group has its first row's other columns; rows of one second are in the order of the log.
+    rows = rows.sort_values(["user_id", "timestamp"], kind="stable")
+    rating = rows.groupby(["user_id", "day", "item_id"], sort=False)["rating"].transform("first")
+    event = rows["event"]
+    holds = {
+        "event == 'buy'": event == "buy",
+        "event != 'view'": event != "view",
+        "event in ('buy', 'click') and rating > 0.5": event.isin(["buy", "click"]) & (rating > 0.5),
+        "rating > 0.5": rating > 0.5,
+    }[condition]
+    expected = holds.groupby([rows["user_id"], rows["day"], rows["item_id"]]).any()
+    user = seq.user_id[np.repeat(np.arange(len(seq)), seq.lengths)]
+    found = dict(zip(zip(user, seq.time // DAY, seq.item, strict=True), seq.targets["t"], strict=True))
+    assert {key: bool(value) for key, value in found.items()} == expected.to_dict()
+    assert 0 < sum(found.values()) < len(found)
+
+
+def test_the_outcome_of_a_task_over_kinds_is_0_only_where_no_row_has_such_a_kind():
+    log = pa.table(
+        {
+            "user_id": [1, 1, 1, 1, 1],
+            "item_id": [1, 1, 2, 2, 3],
+            "timestamp": [10, 20, 30, 40, 50],
+            "event": ["view", "buy", "view", "view", "buy"],
+        }
+    )
+    events = compress_log(log, DAY, "item").events
+    task = name_task("t", "order")
+    assert _compute_outcomes("event == 'buy'", events).tolist() == [1, 0, 1]
+    assert (compute_label_times(events, {task: "event == 'buy'"})[f"label time:{task}"] < NEVER).all()
