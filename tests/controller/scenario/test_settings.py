@@ -327,3 +327,16 @@ def test_a_user_table_on_short_users_is_told_where_the_user_forces_it():
     said = list(list_data_warnings(short, LAST, {"item": 32, "user": 32}))
     assert any("the median user has 6 training events" in line for line in said)
     assert not list(list_data_warnings(short, LAST, {"item": 32}))
+
+
+def test_events_that_repeat_the_one_right_before_are_told_but_not_for_click_models():
+    offsets = np.arange(301) * 8
+    often = measure_profile(offsets, np.arange(2400) // 2 % 50, np.tile(np.arange(8) * 60, 300), 50)
+    assert often.immediate == 0.5
+    said = [line for line in list_data_warnings(often, LAST, {}) if "right before" in line]
+    assert said == [
+        "50% of the events are of the item of the user's event right before, which any list that begins with the newest item "
+        "finds; `data.events: {compress: 1d}` makes one event of them"
+    ]
+    assert not [line for line in list_data_warnings(often, LAST, {}, makes_lists=False) if "right before" in line]
+    assert not [line for line in list_data_warnings(replace(often, immediate=0.09), LAST, {}) if "before" in line]

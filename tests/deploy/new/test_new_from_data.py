@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nonet.controller.scenario import load_scenario
-from nonet.controller.setup import preflight
+from nonet.controller.setup import make_data_setup, preflight
 from nonet.samples.preparation import EventLog
+from nonet.samples.sequences import TEST
 from nonet.samples.tables import read_items
 
 
@@ -254,3 +255,33 @@ def test_words_that_do_not_fit_together_and_files_that_are_there_are_refused(ref
     assert "must be a .yaml file" in refused("mine", "--data", "events.parquet")
     Path("mine.yaml").write_text("name: other\n")
     assert "already exists" in refused("mine.yaml", "--data", "events.parquet")
+
+
+def shop_log(kinds: list[str]) -> pa.Table:
+    """Each user looks at eight items a minute after another, and does something more with each of them."""
+    table = log()
+    twice = table.take(pa.array(np.repeat(np.arange(len(table)), 2)))
+    seconds = twice["ts"].to_numpy() + np.arange(len(twice)) % 2 * 20
+    return twice.set_column(2, "ts", pa.array(seconds)).append_column("action", pa.array(kinds * len(table)))
+
+
+def test_views_and_orders_of_one_item_that_follow_each_other_become_one_event(new):
+    pq.write_table(shop_log(["view", "order"]), "log.parquet")
+    code, out, err = new("mine.yaml", "--data", "log.parquet", "--column", "event=action")
+    assert code == 0, err
+    assert "note: 50% of the events are of the item of the user's event right before, such as an order after a view" in out
+    scenario = runs(changes=["stages.finetune.target=event == 'order'"])
+    assert scenario.data.events.compress == 86400
+    sequences = make_data_setup(scenario, Path.cwd()).build_with_facts().sequences
+    assert sequences.measure_immediate_repeats(TEST) == 0
+    assert sequences.targets["finetune"].all(), "each item was ordered"
+
+
+@pytest.mark.parametrize("kinds", [["view", "view"], None])
+def test_repeats_of_one_kind_stay_as_they_are(new, kinds):
+    table = shop_log(kinds or ["view", "order"])
+    pq.write_table(table if kinds else table.drop_columns("action"), "log.parquet")
+    code, out, err = new("mine.yaml", "--data", "log.parquet", *(["--column", "event=action"] if kinds else []))
+    assert code == 0, err
+    assert runs().data.events is None
+    assert "warning: 50% of the events are of the item" in out

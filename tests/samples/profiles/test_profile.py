@@ -45,6 +45,7 @@ def test_a_profile_counts_what_is_there(tables):
     assert p.ties == 2 / 4  # neighbours of one user: a has 3, b has 1
     assert p.duplicates == 2
     assert p.repeats == 3 / 7
+    assert p.immediate == 2 / 7
     assert p.drift == 1.0  # the newest event is of item 3
     assert p.kinds == {"view": 6, "buy": 1}
     assert p.ratings == {3.0: 2, 4.0: 2, 5.0: 1, 1.0: 1}
