@@ -284,6 +284,7 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     return model
 
 
+VALIDATION = "validation"  # in place of a memory's `decay`
 _FADE = 0.6  # the default of a memory's `fade`
 # The share of co-occurring items in the votes: chosen on validation (docs/benchmarks/quality.md, "What was tried").
 _COOCCURRENCE_SHARE = 0.3
@@ -309,8 +310,11 @@ class Memory(StrictModel):
         Field(gt=0, le=1, description="decay: the vote of an event relative to that of the next newer one"),
     ] = _FADE
     decay: Annotated[
-        float | None,
-        Field(gt=0, description="the k-th newest event votes with weight k^-decay, instead of `fade`"),
+        Annotated[float, Field(gt=0)] | Literal["validation"] | None,
+        Field(
+            description="the k-th newest event votes with weight k^-decay, instead of `fade`; validation: the decay, and the "
+            "share of cooccurrence, under whose votes validation events are most likely"
+        ),
     ] = None
     reach: Annotated[
         Positive,
@@ -347,7 +351,7 @@ class Memory(StrictModel):
 
     @field_validator("decay")
     @classmethod
-    def _check_decay(cls, decay: float | None, info: ValidationInfo) -> float | None:
+    def _check_decay(cls, decay: float | str | None, info: ValidationInfo) -> float | str | None:
         """Check that the weights of events are defined once."""
         if decay is not None and info.data.get("fade", _FADE) != _FADE:
             raise ValueError("fade and decay both weigh a user's newest events; give one of them")
@@ -381,6 +385,12 @@ class Model(Replaceable):
         ),
     ] = "off"
 
+    @property
+    def chooses_votes(self) -> bool:
+        """Whether validation chooses options of the memory's votes."""
+        memory = self._get_memory()
+        return memory is not None and memory.decay == VALIDATION
+
     def make_count_options(self) -> dict[str, Any]:
         """Return the options of counting transitions: those of the memory, or its defaults if it is off."""
         memory = self._get_memory() or Memory()
@@ -392,7 +402,7 @@ class Model(Replaceable):
         memory = self._get_memory()
         if memory is None:
             return None
-        new_keys = [key for key in ("decay", "signals") if getattr(memory, key)]
+        new_keys = [key for key in ("decay", "signals") if getattr(memory, key) not in (None, [], VALIDATION)]
         return {
             **memory.model_dump(include={"width", "last", "fade", *new_keys}),
             **({"cooccurrence": _COOCCURRENCE_SHARE} if "cooccurrence" in memory.voters else {}),

@@ -105,7 +105,7 @@ def check_data(
             read_edges(name, graph, ids if seq is not None else None)
     if scenario.model.spec.makes_lists and reads_tokenizer:
         check_tokenizer(items, data.tokenizer, folder)
-    check_signals(data.signals, items)
+    check_signals(data.votes.get("signals", ()), items)
     baselines = make_baseline_options(scenario) if scenario.model.spec.makes_lists else {}
     for config in baselines.values():
         BASELINES.get(config["use"]).check_items(catalogue, config)

@@ -62,8 +62,8 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         seed=scenario.seed,
         known=known_run,
         transitions=scenario.model.make_count_options(),
-        signals=tuple(scenario.model.list_signals()),
-        counts_cooccurrence="cooccurrence" in scenario.model.list_voters(),
+        votes=scenario.model.make_vote_options() or {},
+        chooses_votes=scenario.model.chooses_votes,
         prepare=data.prepare,
         compress=data.events,
         labels=tuple(

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,13 +233,10 @@ def _write_memory(target: Path, corpus: Corpus, items: pa.Table) -> None:
 def _extend_transitions(transitions: Transitions, item_count: int) -> Transitions:
     """Return transitions of `item_count` items, in which no transition was counted from or to the new ones."""
     new_count = item_count - len(transitions)
-    return Transitions(
-        np.concatenate([transitions.row, np.full(new_count, transitions.row[-1])]),
-        np.asarray(transitions.item),
-        np.asarray(transitions.count),
+    return replace(
+        transitions,
+        row=np.concatenate([transitions.row, np.full(new_count, transitions.row[-1])]),
         occurs=np.concatenate([transitions.occurs, np.zeros(new_count, np.float32)]),
-        options=transitions.options,
-        until=transitions.until,
     )
 
 

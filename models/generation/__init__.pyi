@@ -7,6 +7,7 @@ from .exhaustive import mix_votes as mix_votes
 from .exhaustive import score_items as score_items
 from .exhaustive import select_top_items as select_top_items
 from .fitting import HeldOutVotes as HeldOutVotes
+from .fitting import choose_votes as choose_votes
 from .fitting import fit as fit
 from .fitting import fit_signals as fit_signals
 from .logprob import legal_log_softmax as legal_log_softmax

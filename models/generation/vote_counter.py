@@ -19,6 +19,8 @@ from nonet.samples.sequences import Sequences, Transitions, compute_decay, selec
 # Shapes: P prompts, Y distinct (prompt, voter) pairs, where a voter is the item of one of the newest events, I items,
 # Z (prompt, item) pairs with a vote.
 
+_ROUNDING = 1e-6  # share of a count that may be left where every occurrence is subtracted
+
 VoteCells = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Prompt [Z], item [Z] and vote [Z] of (prompt, item) pairs, in the order of prompt and item."""
 
@@ -101,25 +103,19 @@ class VoteCounter:
         positions = count_visible_events(seq, users, positions)
         pair_key = voter_prompt * n_items + voter_item
         own_events = self._list_own_events(seq, users, positions)
-        own_pairs = self._count_own_pairs(pair_key, own_events)
         occurs = self._count_occurrences(pair_key, own_events)
         voter_weight = voter_weight / np.sqrt(occurs)
         transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
-        lengths = np.diff(offsets)
-        keys = [np.repeat(voter_prompt, lengths) * n_items + table.item[transition]]
-        weights = [np.repeat(voter_weight, lengths) * table.count[transition]]
-        for pair_index, item, weight in own_pairs:
-            keys.append(pair_key[pair_index] // n_items * n_items + item)
-            weights.append(-voter_weight[pair_index] * weight)
+        voter = np.repeat(np.arange(len(pair_key)), np.diff(offsets))
+        item = table.item[transition].astype(np.int64)
+        count = self._subtract_own_pairs(table.count[transition], voter * n_items + item, pair_key, own_events)
+        keys, weights = [voter_prompt[voter] * n_items + item], [voter_weight[voter] * count]
         if table.options.cosine:
             keys.append(pair_key)
             weights.append(voter_weight * occurs)
         distinct_keys, key_index = np.unique(np.concatenate(keys), return_inverse=True)
         vote = np.bincount(key_index, weights=np.concatenate(weights), minlength=len(distinct_keys))
-        # Pairs whose every occurrence is subtracted leave a rounding error.
-        prompt, largest = distinct_keys // n_items, np.zeros(len(users))
-        np.maximum.at(largest, prompt, vote)
-        vote[vote < 1e-6 * largest[prompt]] = 0
+        prompt = distinct_keys // n_items
         if table.options.cosine:
             vote = vote / np.sqrt(self._count_occurrences(distinct_keys, own_events))
         return prompt, distinct_keys % n_items, vote
@@ -172,34 +168,40 @@ class VoteCounter:
         weight = compute_decay(seq.time[event], self._transitions.until, options)
         return _OwnEvents(prompt, seq.item[event].astype(np.int64), weight, is_unseen)
 
-    def _count_own_pairs(
-        self, pair_key: np.ndarray, own: _OwnEvents
-    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Compute the part of c that comes from the prompts' own events from the prompt's position on.
+    def _subtract_own_pairs(
+        self, count: np.ndarray, cell_key: np.ndarray, pair_key: np.ndarray, own: _OwnEvents
+    ) -> np.ndarray:
+        """Return c without the pairs of the prompts' own events from the prompt's position on.
 
         Args:
+            count: The kept counts c of each voter's neighbours. Of other items, nothing is subtracted.
+            cell_key: Index in `pair_key` * I + neighbour of each count, ascending.
             pair_key: prompt * I + item of each (prompt, voter) pair [Y], ascending.
             own: The own events of the prompts.
-
-        Returns:
-            Arrays (index in `pair_key`, item, weight).
         """
-        if not len(own.prompt):
-            return []
+        if not (len(own.prompt) and len(count)):
+            return count.astype(np.float64)
         options, n_items = self._transitions.options, len(self._transitions)
         keys = own.prompt * n_items + own.item
-        pair_index = np.searchsorted(pair_key, keys).clip(max=max(0, len(pair_key) - 1))
-        is_voter = pair_key[pair_index] == keys if len(pair_key) else np.zeros(len(keys), bool)
-        own_pairs = []
+        pair_index = np.searchsorted(pair_key, keys).clip(max=len(pair_key) - 1)
+        is_voter = pair_key[pair_index] == keys
+        own_count = np.zeros(len(count))
+
+        def add_pairs(voter: np.ndarray, other: np.ndarray, weight: np.ndarray) -> None:
+            """Count pairs of the events at the indices `voter` and `other`."""
+            own_key = pair_index[voter] * n_items + own.item[other]
+            cell = np.searchsorted(cell_key, own_key).clip(max=len(cell_key) - 1)
+            is_kept = cell_key[cell] == own_key
+            np.add.at(own_count, cell[is_kept], weight[is_kept])
+
         for distance, distance_weight in enumerate(options.weigh_distances(), 1):
             is_same_prompt = own.prompt[distance:] == own.prompt[:-distance]
             is_pair = is_same_prompt & is_voter[:-distance] & own.is_unseen[distance:]
             source = np.flatnonzero(is_pair)
-            pair_weight = own.weight[source + distance] * distance_weight
-            own_pairs.append((pair_index[source], own.item[source + distance], pair_weight))
+            add_pairs(source, source + distance, own.weight[source + distance] * distance_weight)
             if options.reverse:
-                is_pair = is_same_prompt & (is_voter & own.is_unseen)[distance:]
-                later = np.flatnonzero(is_pair) + distance
-                pair_weight = options.reverse * own.weight[later] * distance_weight
-                own_pairs.append((pair_index[later], own.item[later - distance], pair_weight))
-        return own_pairs
+                later = np.flatnonzero(is_same_prompt & (is_voter & own.is_unseen)[distance:]) + distance
+                add_pairs(later, later - distance, options.reverse * own.weight[later] * distance_weight)
+        remaining = count - own_count
+        remaining[remaining < _ROUNDING * count] = 0
+        return remaining

@@ -87,7 +87,7 @@ class Voters:
     Args:
         transitions: Counts of item transitions.
         trie: The catalogue.
-        options: Options of the votes.
+        options: Options of the votes. Those that validation chose (`choose_votes`) take the place of those that leave `decay` out.
         signals: Signals of the items; None if the options name none.
         cooccurrence: Counts of co-occurrence; None if the options give them no share.
     """
@@ -100,10 +100,13 @@ class Voters:
         signals: ItemSignals | None = None,
         cooccurrence: Transitions | None = None,
     ):
-        self._transitions, self._trie, self._options = transitions, trie, options or VoteOptions()
+        options = options or VoteOptions()
+        if transitions.chosen and options.decay is None:
+            options = replace(options, **transitions.chosen)
+        self._transitions, self._trie, self._options = transitions, trie, options
         self._counter = VoteCounter(transitions, self._options)
-        options = VoteOptions(last=_COOCCURRENCE_LAST, decay=_COOCCURRENCE_DECAY)
-        self._cooccurrence = None if cooccurrence is None else VoteCounter(cooccurrence, options)
+        has_share = cooccurrence is not None and self._options.cooccurrence > 0
+        self._cooccurrence = make_cooccurrence_counter(cooccurrence) if has_share else None
         self._rows: ItemRows | None = None
         self._signals = signals
 
@@ -271,8 +274,13 @@ def _mix_cells(cells: VoteCells, other: VoteCells, share: float, n_prompts: int,
     )
 
 
-def count_cooccurrence(folder: Path, seq: Sequences, options: CountOptions, n_items: int) -> None:
-    """Count how often items are in the same histories, and write the files beside the counts of transitions.
+def make_cooccurrence_counter(cooccurrence: Transitions) -> VoteCounter:
+    """Return the counter of the votes of co-occurring items."""
+    return VoteCounter(cooccurrence, VoteOptions(last=_COOCCURRENCE_LAST, decay=_COOCCURRENCE_DECAY))
+
+
+def count_cooccurrence(folder: Path, seq: Sequences, options: CountOptions, n_items: int) -> Transitions:
+    """Count how often items are in the same histories, write the files beside the counts of transitions, and map them.
 
     Args:
         folder: The folder of the transitions.
@@ -281,7 +289,7 @@ def count_cooccurrence(folder: Path, seq: Sequences, options: CountOptions, n_it
         n_items: Number of items I.
     """
     options = replace(options, reach=_COOCCURRENCE_REACH, reverse=1.0, cosine=True)
-    Transitions.write(folder, seq, n_items, options, prefix=COOCCURRENCE_PREFIX)
+    return Transitions.write(folder, seq, n_items, options, prefix=COOCCURRENCE_PREFIX)
 
 
 def open_cooccurrence(files: Mapping[str, Path], n_items: int) -> Transitions | None:

@@ -67,6 +67,7 @@ class Transitions:
         occurs: Weighted number of occurrences n of each item [I] float32.
         options: Options of the counts.
         until: Unix seconds of the newest counted event, relative to which events decay.
+        chosen: Options of the votes that validation chose, by name (`nonet.models.generation.VoteOptions`).
     """
 
     row: np.ndarray
@@ -75,6 +76,7 @@ class Transitions:
     occurs: np.ndarray
     options: CountOptions = field(default_factory=CountOptions)
     until: int = 0
+    chosen: Mapping[str, float] = field(default_factory=dict)
 
     def release_pages(self) -> None:
         """Drop the resident pages of the memory-mapped files (`madvise(DONTNEED)`); a later access reads them again."""
@@ -140,7 +142,8 @@ class Transitions:
                 items.append_values(item)
                 counts.append_values(count)
         np.save(folder / f"{prefix}occurs.npy", occurs.astype(np.float32))
-        _write_meta(folder / f"{prefix}meta.json", until, options)
+        no_counts = np.empty(0)
+        cls(no_counts, no_counts, no_counts, no_counts, options, until).save_meta(folder, prefix)
         return cls.load(folder, prefix)
 
     def __len__(self) -> int:
@@ -153,7 +156,14 @@ class Transitions:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _ARRAYS:
             np.save(folder / f"{prefix}{name}.npy", getattr(self, name))
-        _write_meta(folder / f"{prefix}meta.json", self.until, self.options)
+        self.save_meta(folder, prefix)
+
+    def save_meta(self, folder: str | Path, prefix: str = "") -> None:
+        """Write meta.json, which completes the files of transitions."""
+        new_keys = ("reverse", "cosine")  # Without these options, the bits are those of earlier versions.
+        values = {key: value for key, value in asdict(self.options).items() if value or key not in new_keys}
+        meta = {"until": self.until, **values} | ({"chosen": dict(self.chosen)} if self.chosen else {})
+        write_whole(Path(folder) / f"{prefix}meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
 
     @classmethod
     def load(cls, folder: str | Path, prefix: str = "") -> Transitions:
@@ -177,20 +187,14 @@ class Transitions:
             raise DataError(
                 f"transitions {files['meta'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
-        until = meta.pop("until")
-        return cls(**arrays, options=CountOptions(**{**meta, "events": tuple(meta["events"])}), until=until)
+        until, chosen = meta.pop("until"), {name: float(value) for name, value in meta.pop("chosen", {}).items()}
+        options = CountOptions(**{**meta, "events": tuple(meta["events"])})
+        return cls(**arrays, options=options, until=until, chosen=chosen)
 
 
 def list_count_names(prefix: str = "") -> dict[str, str]:
     """Return the names of the files of `Transitions` by their content: each array, and the metadata as "meta"."""
     return {name: f"{prefix}{name}.npy" for name in _ARRAYS} | {"meta": f"{prefix}meta.json"}
-
-
-def _write_meta(file: Path, until: int, options: CountOptions) -> None:
-    """Write meta.json, which completes the files of transitions."""
-    new_keys = ("reverse", "cosine")  # Without these options, the bits are those of earlier versions.
-    values = {key: value for key, value in asdict(options).items() if value or key not in new_keys}
-    write_whole(file, f"{json.dumps({'until': until, **values}, indent=1)}\n".encode())
 
 
 def _count_by_range(

@@ -12,7 +12,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,8 @@ class DataSetup:
         seed: Seed of the run.
         known: Data of the run that weights are loaded from; None for a fresh start.
         transitions: Options of counting transitions (`CountOptions`).
-        signals: Columns of the items that are signals of the memory.
-        counts_cooccurrence: Whether items that co-occur vote in the memory.
+        votes: Options of the memory's votes (`VoteOptions`); empty without a memory.
+        chooses_votes: Whether validation chooses some of them (`choose_votes`).
         prepare: "disk" or "memory"; None for disk if there are more than `MEMORY_EVENTS` events.
         compress: How repeated events become one; None for no compression.
         labels: Labels that arrive after their events.
@@ -121,8 +121,8 @@ class DataSetup:
     seed: int
     known: KnownRun | None = None
     transitions: Mapping[str, Any] = field(default_factory=dict)
-    signals: tuple[str, ...] = ()
-    counts_cooccurrence: bool = False
+    votes: Mapping[str, Any] = field(default_factory=dict)
+    chooses_votes: bool = False
     prepare: str | None = None
     compress: Compress | None = None
     labels: tuple[Labels, ...] = ()
@@ -257,6 +257,8 @@ class DataSetup:
     def write_memory(self, folder: Path, seq: Sequences, items: pa.Table) -> None:
         """Count transitions and, if they vote, co-occurrence of items in training events; write them and the signals of items.
 
+        Validation may choose options of the votes, which the files of transitions contain.
+
         Args:
             folder: Folder of the artifact.
             seq: Sequences of the run.
@@ -266,15 +268,19 @@ class DataSetup:
             ConfigError: A kind of event does not exist.
             DataError: A signal is no column of words.
         """
-        from nonet.models.generation import count_cooccurrence
+        from nonet.models.generation import choose_votes, count_cooccurrence
         from nonet.models.tokenizer import compute_signals
 
         options = CountOptions(**{**self.transitions, "events": tuple(self.transitions.get("events", ()))})
-        Transitions.write(folder, seq, len(items), options)
-        if self.counts_cooccurrence:
-            count_cooccurrence(folder, seq, options, len(items))
-        if self.signals:
-            compute_signals(items, self.signals).save(folder)
+        transitions = Transitions.write(folder, seq, len(items), options)
+        cooccurrence = None
+        if self.votes.get("cooccurrence"):
+            cooccurrence = count_cooccurrence(folder, seq, options, len(items))
+        if signals := self.votes.get("signals"):
+            compute_signals(items, signals).save(folder)
+        if self.chooses_votes:
+            chosen = choose_votes(seq, transitions, cooccurrence, self.votes["last"], self.seed)
+            replace(transitions, chosen=chosen).save_meta(folder)
 
 
 class Tokeniser(DistributeWorker):
@@ -324,6 +330,8 @@ class Tokeniser(DistributeWorker):
             folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)
         facts["data"]["repeats"] = _describe_repeats(seq, data)
+        if data.chooses_votes:
+            facts["data"]["votes"] = Transitions.load(artifacts["transitions"]["path"]).chosen
         facts["data"] |= read_preparation_facts(root) | data.count_unknown_in_source(items)
         put(root)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}

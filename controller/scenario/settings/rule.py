@@ -39,11 +39,10 @@ KEEP_THRESHOLDS, MIN_KEPT_SHARE = (5, 3, 2), 0.8
 MEMORY: dict[str, Any] = {
     "voters": ["transitions", "cooccurrence"],
     "last": 10,
-    "decay": 1.0,
+    "decay": "validation",
     "reach": 6,
     "reverse": 0.3,
 }
-SESSION_DECAY = 2.0  # of the votes of older events, if users are sessions
 LONG_USER_EVENTS = 30  # events of the median user from which users count as long
 LONG_TEST = 5  # test events per user if users are long, else 1
 # The shortest of these histories that holds all events of this share of the users is chosen.
@@ -220,14 +219,11 @@ def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: boo
     if not _has_validation(split):
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     memory: dict[str, Any] = {**MEMORY, "voters": list(MEMORY["voters"])}
-    reason = "validation fits the weight of transitions and co-occurrence"
+    reason = "validation chooses the decay of older events' votes, and fits the weight of transitions and co-occurrence"
     if signals := [name for names in _select_texts(profile) for name in names]:
         memory["signals"] = signals
         reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)
-    if median_events < SHORT_SESSION:
-        memory["decay"] = SESSION_DECAY
-        reason += "; in short sessions, the newest event counts most"
     if median_events < LONG_USER_EVENTS and all_rows:
         memory["voters"] = [*memory["voters"], "nearest"]
         reason += (

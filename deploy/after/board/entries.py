@@ -193,7 +193,7 @@ def _import_source(
 
 def _write_scenario(entry: BoardEntry, document: dict[str, Any], folder: Path) -> None:
     """Write the scenario of an entry with the board's metrics and baselines."""
-    document["evaluate"] |= {"metrics": METRICS, "baselines": list(entry.baselines)}
+    document["evaluate"] |= {"metrics": METRICS, "baselines": list(entry.baselines), "shuffle_ties": True}
     text = f"# {entry.name} by the protocol {entry.protocol} of nonet board. {PROTOCOLS[entry.protocol]}"
     write_whole(Path(entry.get_scenario(folder)), f"{text}\n{yaml.dump(document)}".encode())
 

@@ -127,12 +127,10 @@ def test_the_end_of_the_first_stage_keeps_what_is_given(tmp_path, stop, by):
     assert off.stop == "off"
 
 
-@pytest.mark.parametrize(
-    ("each", "decay", "nearest"), [(4, 2.0, True), (5, 1.0, True), (29, 1.0, True), (30, 1.0, False)]
-)
-def test_the_votes_of_a_memory_follow_the_length_of_histories(each, decay, nearest):
+@pytest.mark.parametrize(("each", "nearest"), [(4, True), (29, True), (30, False)])
+def test_the_voters_of_a_memory_follow_the_length_of_histories(each, nearest):
     memory = chosen(profile(50, each, 40))["model.memory"]
-    assert memory["decay"] == decay
+    assert memory["decay"] == "validation"
     assert memory["voters"] == ["transitions", "cooccurrence", *(["nearest"] if nearest else [])]
 
 
