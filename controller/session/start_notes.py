@@ -37,7 +37,11 @@ def make_start_notes(session: Session) -> Iterator[str]:
     if repeats := describe_repeats(data):
         yield repeats
     if votes := data.get("votes"):
-        share = f", and co-occurring items have {votes['cooccurrence']:g} of the votes" if "cooccurrence" in votes else ""
+        share = (
+            f", and co-occurring items have {votes['cooccurrence']:g} of the votes"
+            if "cooccurrence" in votes
+            else ""
+        )
         yield f"memory: the k-th newest event votes with k^-{votes['decay']:g}{share}; chosen on validation"
     if tokenizer:
         yield f"semantic ids: codes used {tokenizer.get('used')} of {tokenizer.get('codes')}"

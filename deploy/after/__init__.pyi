@@ -7,6 +7,7 @@ from .items import add_items as add_items
 from .ranks import TestedRun as TestedRun
 from .recommend import format_columns as format_columns
 from .recommend import recommend_for as recommend_for
+from .seeds import check_comparable as check_comparable
 from .seeds import check_seeds as check_seeds
 from .seeds import combine_seeds as combine_seeds
 from .seeds import format_seeds as format_seeds

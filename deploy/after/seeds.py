@@ -19,9 +19,12 @@ from nonet.controller.scenario import (
     Scenario,
     check_supported,
     find_scenario,
+    flatten_document,
     hide_in_command,
     list_shipped_scenarios,
     load_scenario,
+    select_fixed_keys,
+    to_document,
 )
 from nonet.controller.setup import check_same
 from nonet.deploy.after.ranks import TestedRun, check_same_events
@@ -30,8 +33,10 @@ from nonet.deploy.run import api
 from nonet.errors import ConfigError
 from nonet.models.ranking import is_significant
 from nonet.plugins import load_heavy
+from nonet.suggest import join_names
 
 _START = "start.json"  # how the runs of a folder were started
+_SEED_KEYS = ("seed", "evaluate.baselines")  # in which runs of different seeds may differ
 
 StartSeed = Callable[[int, Path], bool]  # runs or resumes a seed in a folder; returns whether it has finished
 
@@ -59,7 +64,7 @@ def run_seeds(
     """
     check_seeds(seeds)
     scenario = api.scenario(source, list(changes)).scenario
-    _check_metrics(scenario)
+    check_comparable(scenario)
     check_no_storage(scenario.storage and scenario.storage.url, "run --seeds")
     folder = (run_dir or create_run(f"{scenario.name}-seeds").path).absolute()
     if RunFolder(folder).scenario.exists():
@@ -173,14 +178,14 @@ def get_seed_dir(folder: Path, seed: int) -> Path:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Raise ConfigError unless seeds are given and distinct."""
-    if len(set(seeds)) < len(seeds) or not seeds:
+    """Raise ConfigError unless seeds are given, distinct, and such as scenarios may have."""
+    if len(set(seeds)) < len(seeds) or not seeds or not all(0 <= seed < 1 << 63 for seed in seeds):
         raise ConfigError(
-            f"--seeds must be different numbers, such as 7,8,9; got {','.join(map(str, seeds))}"
+            f"--seeds must be different numbers from 0 on, below 2^63, such as 7,8,9; got {','.join(map(str, seeds))}"
         )
 
 
-def _check_metrics(scenario: Scenario) -> None:
+def check_comparable(scenario: Scenario) -> None:
     """Raise ConfigError unless the scenario has metrics in which runs can be compared, such as metrics of single events."""
     check_supported(scenario, "run --seeds", scenario.name)
     if not load_heavy(scenario.model.spec.results).select_metrics(scenario.evaluate.metrics):
@@ -199,9 +204,10 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
         and values are None where the labels do not define the metric, and "paired" leaves it out.
     """
     tested = [TestedRun.from_run(run, load_scenario(run.scenario)[0]) for run in runs]
-    for other in tested[1:]:
-        check_same_events(tested[0], other)
     report = runs[0].read_json("report.json") or {}
+    for run, other in zip(runs[1:], tested[1:], strict=True):
+        check_same_events(tested[0], other)
+        _check_same_recipe(runs[0], run)
     baselines, stages = list(report.get("baselines") or {}), list(report.get("stages") or {})
     # Shapes: S seeds, P held-out test events.
     results, metrics = tested[0].results, tested[0].results.select_metrics(tested[0].metrics)
@@ -223,6 +229,37 @@ def _combine_runs(runs: Sequence[RunFolder]) -> dict[str, Any]:
         "events": len(tested[0].events),
         "lower_is_better": sorted(tested[0].lower_is_better & set(metrics)),
     }
+
+
+def _check_same_recipe(first: RunFolder, other: RunFolder) -> None:
+    """Check that two runs of different seeds have the same scenario and numbers of users, items and events.
+
+    The scenarios may differ in the options of baselines, which the first seed chooses for the others.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    documents = [
+        {key: value for key, value in flatten_document(_read_recipe(run)) if not key.startswith(_SEED_KEYS)}
+        for run in (first, other)
+    ]
+    changed = sorted(
+        key
+        for key in documents[0].keys() | documents[1].keys()
+        if documents[0].get(key) != documents[1].get(key)
+    )
+    if changed:
+        raise ConfigError(
+            f"{other.path} differs from {first.path} in more than the seed: {join_names(changed, 3)}. Their results cannot be "
+            "averaged; delete it to run that seed again"
+        )
+
+
+def _read_recipe(run: RunFolder) -> dict[str, Any]:
+    """Return what runs of different seeds must have in common, and the keys in `_SEED_KEYS`."""
+    data = (run.read_json("report.json") or {}).get("data") or {}
+    sizes = {name: data.get(name) for name in ("users", "items", "events")}
+    return {"number of": sizes} | select_fixed_keys(to_document(load_scenario(run.scenario)[0]))
 
 
 def _summarise_values(values_S: np.ndarray) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def read_group(folder: Path) -> tuple[dict[str, Any], str]:
     """
     from nonet.controller.record import RunFolder, list_grouped_runs, name_run
     from nonet.deploy.after import format_curve, format_seeds
-    from nonet.deploy.after.board import format_board
+    from nonet.deploy.after.board import format_board, read_board
     from nonet.deploy.tune import format_search_result
 
     record = RunFolder(folder)
@@ -277,7 +277,8 @@ def read_group(folder: Path) -> tuple[dict[str, Any], str]:
         return seeds, f"{format_seeds(seeds)}\n\n{page}"
     if (curve := record.read_json("tradeoff.json")) is not None:
         return curve, f"{format_curve(curve)}\n{folder / 'report.html'}"
-    if (board := record.read_json("board.json")) is not None:
+    if (folder / "board.json").exists():
+        board = read_board(folder)
         return board, format_board(board, folder)
     search = record.read_json("tune.json")
     if search and search.get("best"):

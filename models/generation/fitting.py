@@ -43,7 +43,7 @@ _SIGNAL_GRID = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SIGNAL_STEPS = (0.5, 0.25, 0.12)  # Steps of the finer searches.
 _SIGNAL_ROUNDS = 2  # Number of times that each g, then (l, b, c) is fitted, given the others.
 # Candidate decays of the votes of older events, and shares of co-occurring items; the first of each without validation events.
-_DECAYS, _SHARES = (1.0, 0.5, 0.7, 1.5, 2.0, 3.0), (0.3, 0.0, 0.1, 0.2, 0.45)
+_DECAYS, _SHARES = (1.0, 0.5, 0.7, 1.5, 2.0, 3.0), (0.3, 0.0, 0.1, 0.2)
 _UNIFORM = 0.1  # Share of all items alike, with which votes are compared: an event that nobody votes for has a likelihood too.
 _MAX_EVENTS, _CHUNK_EVENTS = 2048, 256
 

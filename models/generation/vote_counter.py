@@ -108,7 +108,9 @@ class VoteCounter:
         transition, offsets = expand_ranges(table.row[voter_item], table.row[voter_item + 1])
         voter = np.repeat(np.arange(len(pair_key)), np.diff(offsets))
         item = table.item[transition].astype(np.int64)
-        count = self._subtract_own_pairs(table.count[transition], voter * n_items + item, pair_key, own_events)
+        count = self._subtract_own_pairs(
+            table.count[transition], voter * n_items + item, pair_key, own_events
+        )
         keys, weights = [voter_prompt[voter] * n_items + item], [voter_weight[voter] * count]
         if table.options.cosine:
             keys.append(pair_key)

@@ -87,7 +87,7 @@ class Voters:
     Args:
         transitions: Counts of item transitions.
         trie: The catalogue.
-        options: Options of the votes. Those that validation chose (`choose_votes`) take the place of those that leave `decay` out.
+        options: Options of the votes. Where they leave `decay` out, those apply that validation chose (`choose_votes`).
         signals: Signals of the items; None if the options name none.
         cooccurrence: Counts of co-occurrence; None if the options give them no share.
     """

@@ -187,7 +187,10 @@ class Transitions:
             raise DataError(
                 f"transitions {files['meta'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
-        until, chosen = meta.pop("until"), {name: float(value) for name, value in meta.pop("chosen", {}).items()}
+        until, chosen = (
+            meta.pop("until"),
+            {name: float(value) for name, value in meta.pop("chosen", {}).items()},
+        )
         options = CountOptions(**{**meta, "events": tuple(meta["events"])})
         return cls(**arrays, options=options, until=until, chosen=chosen)
 

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nonet.atomic import make_folder, read_json, write_whole
+from nonet.atomic import make_folder, read_json, refuse_damage, write_whole
 from nonet.controller.record import RunFolder, check_no_storage, create_run, lock_run
-from nonet.deploy.after import check_seeds, combine_seeds, get_seed_dir, run_seed
+from nonet.deploy.after import check_comparable, check_seeds, combine_seeds, get_seed_dir, run_seed
 from nonet.deploy.after.board.entries import METRICS, BoardEntry, parse_entries
 from nonet.deploy.after.board.page import format_markdown, format_summary, render_board
 from nonet.deploy.after.board.results import collect_entry, compare_small_sets
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
+from nonet.options import StrictModel
+from nonet.trust import guard_folder
 
 _FILE = "board.json"
 
@@ -54,55 +56,115 @@ def run_board(
     """
     if seeds:
         check_seeds(seeds)
-    folder = _choose_folder(run_dir)
+    folder = create_run("board").path if run_dir is None else run_dir.absolute()
     end_s = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    with lock_run(RunFolder(folder)), _remove_unless_begun(folder):
-        board = _read_board(folder)
-        known = [BoardEntry(**entry) for entry in board["entries"]]
-        entries, notes = parse_entries(data, protocols, folder, known)
-        if not entries:
-            raise ConfigError(
-                "--data is missing; name data sets or scenarios, such as --data quickstart,beauty=DIR"
-            )
-        for note in notes:
-            say(f"note: {note}")
-        board["entries"] = [entry.as_json() for entry in entries]
-        board["seeds"] = list(dict.fromkeys([*board["seeds"], *seeds])) or [1]
-        for entry in entries:
-            scenario = api.scenario(entry.get_scenario(folder)).scenario
-            check_no_storage(scenario.storage and scenario.storage.url, "board")
-        if command not in board["commands"] and (data or seeds or not board["commands"]):
-            board["commands"].append(command)
-        _write_board(folder, board)
+    is_new_folder = not folder.exists()
+    if folder.is_file():
+        raise ConfigError(f"--run-dir {folder} is a file")
+    make_folder(folder)
+    with lock_run(RunFolder(folder)):
+        board = read_board(folder)
+        with _remove_unless_begun(folder, board, is_new_folder):
+            entries = _add_entries(data, protocols, seeds, board, folder, say)
+            if command not in board["commands"] and (data or seeds or not board["commands"]):
+                board["commands"].append(command)
+            _write_board(folder, board)
         is_complete = _run_entries(entries, board, folder, end_s, say)
     return folder, board, is_complete
 
 
+def _add_entries(
+    data: Sequence[str],
+    protocols: Sequence[str],
+    seeds: Sequence[int],
+    board: dict[str, Any],
+    folder: Path,
+    say: Callable[[str], None],
+) -> list[BoardEntry]:
+    """Add data sets and seeds to a board, and check what is new; return all entries.
+
+    Raises:
+        ConfigError: The input is wrong, or a new scenario ranks no items.
+    """
+    if not board["entries"]:
+        _write_board(
+            folder, board
+        )  # so that a board that is killed while it imports its first tables continues
+    known = [BoardEntry(**entry) for entry in board["entries"]]
+    entries, notes = parse_entries(data, protocols, folder, known)
+    if not entries:
+        raise ConfigError(
+            "--data is missing; name data sets or scenarios, such as --data quickstart,beauty=DIR"
+        )
+    for note in notes:
+        say(f"note: {note}")
+    board["entries"] = [entry.model_dump() for entry in entries]
+    board["seeds"] = list(dict.fromkeys([*board["seeds"], *seeds])) or [1]
+    for entry in entries[len(known) :]:
+        source, changes = entry.get_recipe(folder)
+        scenario = api.scenario(source, changes).scenario
+        check_comparable(scenario)
+        check_no_storage(scenario.storage and scenario.storage.url, "board")
+    return entries
+
+
 @contextmanager
-def _remove_unless_begun(folder: Path) -> Iterator[None]:
-    """Delete what an error in the `with` block leaves in a folder that had no board before and has none afterwards."""
+def _remove_unless_begun(folder: Path, board: Mapping[str, Any], is_new_folder: bool) -> Iterator[None]:
+    """Delete what an error in the `with` block leaves in the folder of a board that had no entries before.
+
+    Args:
+        folder: The board's folder.
+        board: The board.
+        is_new_folder: Whether this command has made the folder.
+    """
+    is_new_board = not board["entries"]
     try:
         yield
     except BaseException:
-        if not (folder / _FILE).exists():
+        if is_new_board and is_new_folder:
             shutil.rmtree(folder)
+        elif is_new_board:
+            for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
 
-def _choose_folder(run_dir: Path | None) -> Path:
-    """Return the board's folder. Raises ConfigError if it has files but no board."""
-    folder = create_run("board").path if run_dir is None else run_dir.absolute()
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / _FILE).exists()):
-        raise ConfigError(f"{folder} has no board; choose an empty or a new folder for --run-dir")
-    make_folder(folder)
-    return folder
+class _Board(StrictModel):
+    """The content of board.json.
+
+    Attributes:
+        entries: The entries.
+        seeds: The seeds, in the order in which they run.
+        commands: The commands that made or extended the board.
+        results: The results of the finished runs of each entry by its key (`collect_entry`).
+        failed: The reason of the failure of each run that failed, by the entry's key and the seed.
+        together: The comparison of all small sets (`compare_small_sets`).
+    """
+
+    entries: list[BoardEntry] = []
+    seeds: list[int] = []
+    commands: list[str] = []
+    results: dict[str, dict[str, Any]] = {}
+    failed: dict[str, str] = {}
+    together: dict[str, Any] = {}
 
 
-def _read_board(folder: Path) -> dict[str, Any]:
-    """Return the board of a folder, or an empty one."""
-    if (folder / _FILE).exists():
-        return read_json(folder / _FILE)
-    return {"entries": [], "seeds": [], "commands": [], "results": {}, "failed": {}, "together": {}}
+def read_board(folder: Path) -> dict[str, Any]:
+    """Return the board of a folder as JSON, or an empty one if the folder is empty.
+
+    Code that lies in the folder, which may be somebody else's, is imported only if the user has approved it.
+
+    Raises:
+        ConfigError: The folder has other files, or board.json is damaged.
+    """
+    file = folder / _FILE
+    if not file.exists():
+        if [path for path in folder.iterdir() if not path.name.startswith(".")]:
+            raise ConfigError(f"{folder} has no board; choose an empty or a new folder for --run-dir")
+        return _Board().model_dump()
+    guard_folder(folder)
+    with refuse_damage(file):
+        return _Board.model_validate(read_json(file)).model_dump()
 
 
 def _write_board(folder: Path, board: Mapping[str, Any]) -> None:
@@ -131,17 +193,30 @@ def _run_entries(
     is_complete = True
     for seed in board["seeds"]:
         for entry in entries:
+            run_name, problem = f"{entry.key}, seed {seed}", None
             try:
-                is_complete &= _run_entry(entry, seed, board, folder, end_s, say)
+                try:
+                    is_complete &= _run_entry(entry, seed, board, folder, end_s, say)
+                finally:
+                    _update_results(entry, board, folder)
             except _BoardStopped:
                 return False
+            except NonetError as error:
+                is_complete, problem = False, " ".join(str(error).split())
+                say(f"{run_name} failed: {error}")
             finally:
-                _update_board(entry, board, folder)
+                board["failed"].pop(run_name, None)
+                board["failed"] |= {} if problem is None else {run_name: problem}
+                _write_board(folder, board)
     return is_complete
 
 
-def _update_board(entry: BoardEntry, board: dict[str, Any], folder: Path) -> None:
-    """Put the results of the finished runs of an entry into the board, and write it."""
+def _update_results(entry: BoardEntry, board: dict[str, Any], folder: Path) -> None:
+    """Put the results of the finished runs of an entry into the board.
+
+    Raises:
+        ConfigError: A result is damaged, or the runs differ in more than the seed.
+    """
     seeds = [seed for seed in board["seeds"] if _is_finished(folder, entry, seed)]
     if seeds and board["results"].get(entry.key, {}).get("seeds") != seeds:
         pooled = combine_seeds(seeds, folder / entry.key, lambda *_: False)
@@ -149,7 +224,6 @@ def _update_board(entry: BoardEntry, board: dict[str, Any], folder: Path) -> Non
         runs = [_get_run(folder, entry, seed) for seed in seeds]
         board["results"][entry.key] = collect_entry(entry, folder, pooled, runs)
         board["together"] = compare_small_sets(board["results"], folder, METRICS)
-    _write_board(folder, board)
 
 
 def _run_entry(
@@ -160,9 +234,10 @@ def _run_entry(
     end_s: float,
     say: Callable[[str], None],
 ) -> bool:
-    """Run an entry with a seed unless that run is finished; return whether it is then. The board gets the reason of a failure.
+    """Run an entry with a seed unless that run is finished; return whether it is then.
 
     Raises:
+        NonetError: The run failed.
         _BoardStopped: The run was stopped.
     """
     if _is_finished(folder, entry, seed):
@@ -176,21 +251,15 @@ def _run_entry(
         say(f"{entry.key}, seed {seed}: left out, because the budget is spent")
         return False
     say(f"{entry.key}, seed {seed}")
-    board["failed"].pop(entry.key, None)
+    source, changes = entry.get_recipe(folder)
+    changes += _choose_baselines(entry, board["seeds"], folder)
     path = _get_run(folder, entry, seed).path
-    try:
-        changes = _make_changes(entry, board["seeds"], folder)
-        is_finished = run_seed(entry.get_scenario(folder), changes, seed, path, board["commands"][-1])
-    except NonetError as error:
-        board["failed"][entry.key] = f"seed {seed}: {' '.join(str(error).split())}"
-        say(f"{entry.key}, seed {seed} failed: {error}")
-        return False
-    if not is_finished:
+    if not run_seed(source, changes, seed, path, board["commands"][-1]):
         raise _BoardStopped
     return True
 
 
-def _make_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
+def _choose_baselines(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
     """Return the changes of an entry's scenario: the options of baselines that its first seed chose, if that has finished."""
     report = _get_run(folder, entry, seeds[0]).read_json("report.json") or {}
     chosen = {name: facts.get("options") for name, facts in (report.get("trained") or {}).items()}
@@ -214,5 +283,11 @@ def _is_finished(folder: Path, entry: BoardEntry, seed: int) -> bool:
 
 
 def format_board(board: Mapping[str, Any], folder: Path) -> str:
-    """Format a board for a terminal: its summary, the runs that are missing, and its files."""
-    return f"{format_summary(board)}\n\nreport     {folder / 'report.html'}\nmarkdown   {folder / 'board.md'}"
+    """Format a board for a terminal: its summary, the runs that are missing, and its files.
+
+    Raises:
+        ConfigError: The results in the board are damaged.
+    """
+    with refuse_damage(folder / _FILE):
+        summary = format_summary(board)
+    return f"{summary}\n\nreport     {folder / 'report.html'}\nmarkdown   {folder / 'board.md'}"

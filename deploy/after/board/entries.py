@@ -5,24 +5,26 @@ A protocol is a scenario without tables. The scenario of an entry is a file in t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import field_validator
 
 from nonet import yaml
-from nonet.atomic import write_whole
+from nonet.atomic import refuse_damage, write_whole
 from nonet.controller.scenario import find_scenario, list_shipped_scenarios
 from nonet.controller.setup import make_data_setup
 from nonet.deploy.new import find_source, make_data_section
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines.kinds import BASELINES
+from nonet.options import StrictModel
 from nonet.samples.profiles import DataProfile, read_profile
 from nonet.samples.sequences import ALLOW, LIMIT
 from nonet.samples.tables import TableFormat, read_interactions, read_items
@@ -50,10 +52,12 @@ _BASELINES: tuple[dict[str, Any], ...] = (
 )
 _WIDTH = 20  # of lists, for metrics at 20
 _TIME_SHARES = (0.8, 0.9)  # of the events, before validation and before the test
+_MAX_TEST_SHARE = 0.3  # of the events, which equal times may add to the last tenth
+_DATA = "-data"  # the end of the names of folders of imported tables
+_NAME = re.compile(r"[A-Za-z0-9][\w+-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class BoardEntry:
+class BoardEntry(StrictModel):
     """One entry of a board.
 
     Attributes:
@@ -66,20 +70,44 @@ class BoardEntry:
     name: str
     protocol: str
     source: str
-    baselines: Sequence[Mapping[str, Any]]
+    baselines: list[dict[str, Any]]
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        """Check that the name can be a part of file names, and is not that of imported tables."""
+        if not _NAME.fullmatch(name) or name.endswith(_DATA):
+            raise ValueError(
+                f"{name!r} cannot be a part of file names here; use letters, digits and -, and another end than {_DATA}"
+            )
+        return name
+
+    @field_validator("protocol")
+    @classmethod
+    def _check_protocol(cls, protocol: str) -> str:
+        """Check that the protocol is known."""
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"no such protocol {protocol!r}")
+        return protocol
 
     @property
     def key(self) -> str:
         """The name of the entry's files in the board's folder."""
         return self.name if self.protocol == OWN else f"{self.name}-{self.protocol}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry as JSON."""
-        return asdict(self)
-
     def get_scenario(self, folder: Path) -> str:
         """Return the path of the entry's scenario, in the board's folder."""
         return str(folder / f"{self.key}.yaml")
+
+    def get_recipe(self, folder: Path) -> tuple[str, list[str]]:
+        """Return the scenario that runs, and the changes of its keys: of a scenario of the user, it is their file.
+
+        Code in a board's folder may be somebody else's, so a scenario there extends none but shipped ones.
+        """
+        if self.protocol != OWN:
+            return self.get_scenario(folder), []
+        values = make_evaluate_options(self.baselines)
+        return self.source, [f"evaluate.{key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def parse_entries(
@@ -130,11 +158,16 @@ def parse_entries(
             table_format = TableFormat.from_options(data_setup.columns, data_setup.missing)
             profile = read_profile(data_setup.interactions, data_setup.items, table_format)
             baselines = _select_baselines(name, profile, data_setup.items, table_format, notes)
-            entry = BoardEntry(name, OWN, source, baselines)
+            entry = BoardEntry(name=name, protocol=OWN, source=source, baselines=baselines)
+            _check_key(entry, entries)
             _write_scenario(entry, {"extends": source, "evaluate": {}}, folder)
             entries.append(entry)
         else:
-            entries += _import_source(name, Path(source), wanted, known_protocols, folder, notes)
+            made = _import_source(name, Path(source), wanted, same_name, folder, notes)
+            for entry, document in made:
+                _check_key(entry, entries)
+                _write_scenario(entry, document, folder)
+                entries.append(entry)
     return entries, notes
 
 
@@ -147,34 +180,53 @@ def _split_source(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).exists():
         name, path = Path(text).absolute().name.partition(".")[0], text
-    if not re.fullmatch(r"[A-Za-z0-9][\w+-]*", name):
+    if not _NAME.fullmatch(name) or name.endswith(_DATA):
         raise ConfigError(
-            f"--data {text}: {name!r} cannot be a part of file names; write NAME=PATH with letters, digits and - in NAME"
+            f"--data {text}: {name!r} cannot be a part of file names; write NAME=PATH with letters, digits and - in NAME, and "
+            f"another end than {_DATA}"
         )
     return name, path
 
 
+def _check_key(entry: BoardEntry, entries: Sequence[BoardEntry]) -> None:
+    """Raise ConfigError if another entry has the same files."""
+    if others := [other for other in entries if other.key == entry.key]:
+        raise ConfigError(
+            f"--data {entry.name}: {entry.key} is the protocol {others[0].protocol} of {others[0].name} in this board; write "
+            f"OTHER={entry.source}"
+        )
+
+
 def _import_source(
-    name: str, path: Path, wanted: Sequence[str], known: Sequence[str], folder: Path, notes: list[str]
-) -> list[BoardEntry]:
-    """Import a data set, and write the scenarios of its protocols that the board does not have yet.
+    name: str, path: Path, wanted: Sequence[str], known: Sequence[BoardEntry], folder: Path, notes: list[str]
+) -> list[tuple[BoardEntry, dict[str, Any]]]:
+    """Import a data set, and make the scenarios of its protocols that the board does not have yet.
 
     Args:
         name: The name of the data set.
         path: Its path.
         wanted: The protocols; empty to choose one.
-        known: The protocols that the board has already.
+        known: The entries of the data set that the board has already, whose tables are not imported again: runs read them.
         folder: The board's folder.
         notes: A list to which notes about the data are appended.
+
+    Returns:
+        The new entries with their scenarios.
     """
     table_format = TableFormat.from_options({}, None)
-    try:
-        source = find_source(path, None, {}, None)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}. A board takes no --column and --items; use nonet new FILE.yaml --data {path}, and give it FILE.yaml"
-        ) from None
-    section = make_data_section(source, table_format, folder / f"{name}-data", folder, notes)
+    if known:
+        file = Path(known[0].get_scenario(folder))
+        with refuse_damage(file):
+            data = yaml.read(file)["data"]
+            section = {key: data[key] for key in ("interactions", "items", "columns") if key in data}
+    else:
+        try:
+            source = find_source(path, None, {}, None)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. A board takes no --column and --items; use nonet new FILE.yaml --data {path}, and give it FILE.yaml"
+            ) from None
+        section = make_data_section(source, table_format, folder / f"{name}{_DATA}", folder, notes)
     table_format = TableFormat.from_options(section.get("columns"), None)
     interactions = folder / section["interactions"]
     items = str(folder / section["items"]) if "items" in section else None
@@ -182,18 +234,22 @@ def _import_source(
     baselines = _select_baselines(name, profile, items, table_format, notes)
     entries = []
     for protocol in wanted or [_choose_protocol(profile)]:
-        if protocol in known:
+        if protocol in [entry.protocol for entry in known]:
             continue
-        entry = BoardEntry(name, protocol, str(path), baselines)
+        entry = BoardEntry(name=name, protocol=protocol, source=str(path), baselines=baselines)
         document = _make_document(entry, section, profile, table_format, folder)
-        _write_scenario(entry, document | {"evaluate": {"width": _WIDTH, "users": "all"}}, folder)
-        entries.append(entry)
+        entries.append((entry, document | {"evaluate": {"width": _WIDTH, "users": "all"}}))
     return entries
+
+
+def make_evaluate_options(baselines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the options of `evaluate` that all scenarios of a board have."""
+    return {"metrics": METRICS, "baselines": [dict(options) for options in baselines], "shuffle_ties": True}
 
 
 def _write_scenario(entry: BoardEntry, document: dict[str, Any], folder: Path) -> None:
     """Write the scenario of an entry with the board's metrics and baselines."""
-    document["evaluate"] |= {"metrics": METRICS, "baselines": list(entry.baselines), "shuffle_ties": True}
+    document["evaluate"] |= make_evaluate_options(entry.baselines)
     text = f"# {entry.name} by the protocol {entry.protocol} of nonet board. {PROTOCOLS[entry.protocol]}"
     write_whole(Path(entry.get_scenario(folder)), f"{text}\n{yaml.dump(document)}".encode())
 
@@ -232,7 +288,7 @@ def _make_document(
     """Return the scenario of an entry without its `evaluate` section.
 
     Raises:
-        ConfigError: The protocol needs times, and the data have none.
+        ConfigError: The protocol needs times, and the data have none, or too many equal ones.
     """
     name = re.sub(r"\W", "_", entry.key)
     if entry.protocol == "last":
@@ -251,8 +307,15 @@ def _make_document(
             raise ConfigError(
                 f"--protocol time: {entry.name} has no times, only the order of each user's events; use --protocol last"
             )
-        times = read_interactions(str(folder / section["interactions"]), table_format)["timestamp"]
-        valid_s, test_s = np.quantile(np.asarray(times), _TIME_SHARES, method="nearest").astype(np.int64)
+        times = np.asarray(
+            read_interactions(str(folder / section["interactions"]), table_format)["timestamp"]
+        )
+        valid_s, test_s = np.quantile(times, _TIME_SHARES, method="nearest").astype(np.int64)
+        if valid_s == test_s or (times >= test_s).mean() > _MAX_TEST_SHARE:
+            raise ConfigError(
+                f"--protocol time: {(times >= test_s).mean():.0%} of the events of {entry.name} are at or after the time that "
+                "cuts off the newest tenth, because many have equal times; use --protocol last"
+            )
         test = datetime.fromtimestamp(int(test_s), UTC).isoformat()
         document["data"]["split"] = {"use": "time", "test": test, "valid": int(test_s - valid_s)}
     return document

@@ -91,13 +91,13 @@ def _describe_board(board: Board) -> str:
 
 def _list_problems(board: Board) -> Iterator[str]:
     """Yield what is missing from the board."""
-    for key, reason in board["failed"].items():
-        yield f"{key} failed: {reason}"
+    for run_name, reason in board["failed"].items():
+        yield f"{run_name} failed: {reason}"
     for entry in board["entries"]:
         key = BoardEntry(**entry).key
         done = board["results"].get(key, {}).get("seeds", [])
         if missing := [seed for seed in board["seeds"] if seed not in done]:
-            yield f"{key} lacks the seeds {', '.join(map(str, missing))}; the same command continues"
+            yield f"{key} lacks the seeds {', '.join(map(str, missing))}; nonet board --run-dir . in the board's folder continues"
 
 
 def _build_summary(board: Board) -> ReportTable:
@@ -182,8 +182,9 @@ def _describe_entry(entry: Mapping[str, Any]) -> Iterator[str]:
         f"{PROTOCOLS[entry['protocol']]}"
     )
     seconds = sum(entry["seconds"]) / len(entry["seconds"])
+    memory = f" and {entry['peak_bytes'] / 1e9:.1f} GB" if entry["peak_bytes"] else ""  # of runs on one node
     yield (
-        f"Seeds {seeds}; {seconds:.0f} s and {entry['peak_bytes'] / 1e9:.1f} GB for each run, baselines included, on "
+        f"Seeds {seeds}; {seconds:.0f} s{memory} for each run, baselines included, on "
         f"{', '.join(entry['processors'])}, torch {entry['versions'].get('torch')}."
     )
     file, seed = entry["scenario"].rpartition("/")[2], entry["seeds"][0]

@@ -43,7 +43,7 @@ def collect_entry(
     own, others = find_published(sizes, entry.protocol)
     return {
         **pooled,
-        **entry.as_json(),
+        **entry.model_dump(),
         "scenario": entry.get_scenario(folder),
         "data": sizes,
         "published": own,

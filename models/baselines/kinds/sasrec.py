@@ -49,7 +49,9 @@ class SasRecOptions(StrictModel):
     users: Annotated[Positive, Field(description="maximum number of users per step")] = 128
     events: Annotated[
         Positive,
-        Field(description="maximum number of training events per step; a user with more is a step of its own"),
+        Field(
+            description="maximum number of training events per step; a user with more is a step of its own"
+        ),
     ] = 2048
     negatives: Annotated[
         Count,

@@ -336,5 +336,9 @@ def test_events_that_repeat_the_one_right_before_are_told_but_not_for_click_mode
         "50% of the events are of the item of the user's event right before, which any list that begins with the newest item "
         "finds; `data.events: {compress: 1d}` makes one event of them"
     ]
-    assert not [line for line in list_data_warnings(often, LAST, {}, makes_lists=False) if "right before" in line]
-    assert not [line for line in list_data_warnings(replace(often, immediate=0.09), LAST, {}) if "before" in line]
+    assert not [
+        line for line in list_data_warnings(often, LAST, {}, makes_lists=False) if "right before" in line
+    ]
+    assert not [
+        line for line in list_data_warnings(replace(often, immediate=0.09), LAST, {}) if "before" in line
+    ]

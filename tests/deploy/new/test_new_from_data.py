@@ -269,7 +269,10 @@ def test_views_and_orders_of_one_item_that_follow_each_other_become_one_event(ne
     pq.write_table(shop_log(["view", "order"]), "log.parquet")
     code, out, err = new("mine.yaml", "--data", "log.parquet", "--column", "event=action")
     assert code == 0, err
-    assert "note: 50% of the events are of the item of the user's event right before, such as an order after a view" in out
+    assert (
+        "note: 50% of the events are of the item of the user's event right before, such as an order after a view"
+        in out
+    )
     scenario = runs(changes=["stages.finetune.target=event == 'order'"])
     assert scenario.data.events.compress == 86400
     sequences = make_data_setup(scenario, Path.cwd()).build_with_facts().sequences
@@ -281,7 +284,9 @@ def test_views_and_orders_of_one_item_that_follow_each_other_become_one_event(ne
 def test_repeats_of_one_kind_stay_as_they_are(new, kinds):
     table = shop_log(kinds or ["view", "order"])
     pq.write_table(table if kinds else table.drop_columns("action"), "log.parquet")
-    code, out, err = new("mine.yaml", "--data", "log.parquet", *(["--column", "event=action"] if kinds else []))
+    code, out, err = new(
+        "mine.yaml", "--data", "log.parquet", *(["--column", "event=action"] if kinds else [])
+    )
     assert code == 0, err
     assert runs().data.events is None
     assert "warning: 50% of the events are of the item" in out

@@ -57,7 +57,8 @@ def _dense(cells, prompts_: int) -> np.ndarray:
 def _keep_neighbours(transitions: Transitions, kept: Transitions) -> Transitions:
     """Remove the neighbours that `kept` does not have."""
     keys, kept_keys = (
-        np.repeat(np.arange(ITEMS), np.diff(counts.row)) * ITEMS + counts.item for counts in (transitions, kept)
+        np.repeat(np.arange(ITEMS), np.diff(counts.row)) * ITEMS + counts.item
+        for counts in (transitions, kept)
     )
     is_kept = np.isin(keys, kept_keys)
     row = np.searchsorted(keys[is_kept], np.arange(ITEMS + 1) * ITEMS)

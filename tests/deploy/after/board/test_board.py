@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
+from nonet import yaml
+from nonet.controller.record import RunFolder, lock_run
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.deploy.after.board import results
+from nonet.deploy.after.board import board, results
 from nonet.deploy.run import api
 from nonet.errors import WorkerFailed
+from nonet.samples.sequences import TEST
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +95,13 @@ def test_all_entries_run_with_the_first_seed_before_any_with_the_second_and_none
     assert code == 0, err
     assert names(started) == ["ring seed-1", "other seed-1", "ring seed-3", "other seed-3"]
     assert "sasrec" in out  # the strongest baseline
-    code, out, _ = typed("board", "--run-dir", "b", "--seeds", "2", "--json")
+    code, out, err = typed("board", "--run-dir", "b", "--seeds", "2", "--json")
+    assert code == 0, err
     assert names(started) == ["ring seed-2", "other seed-2"]
-    board = json.loads(out)
-    assert board == json.loads((tmp_path / "b" / "board.json").read_text())
-    assert board["results"]["ring"]["seeds"] == [1, 3, 2]
-    assert board["results"]["ring"]["subjects"]["pretrain"]["recall@10"]["mean"] == 1.0
+    made = json.loads(out)
+    assert made == json.loads((tmp_path / "b" / "board.json").read_text())
+    assert made["results"]["ring"]["seeds"] == [1, 3, 2]
+    assert made["results"]["ring"]["subjects"]["pretrain"]["recall@10"]["mean"] == 1.0
     assert typed("report", tmp_path / "b")[1].startswith(" ")
 
 
@@ -112,7 +117,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(ring, othe
     arguments = ("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
     code, out, err = typed(*arguments, "--seeds", "1,2")
     assert (code, names(started)) == (1, ["ring seed-1", "other seed-1", "other seed-2"])
-    assert "ring failed: seed 1: the trainer died" in out
+    assert "ring, seed 1 failed: the trainer died" in out
     assert "ring, seed 2: left out, because seed 1 has not finished" in err
     assert "other" in json.loads((tmp_path / "b" / "board.json").read_text())["results"]
     started.failing.clear()
@@ -145,9 +150,9 @@ def test_a_board_that_is_extended_keeps_what_is_finished_on_its_page(ring, other
     typed("board", "--data", f"ring={ring.scenario}", "--run-dir", "b", "--seeds", "1,2")
     started.stopping.add("other seed-1")
     typed("board", "--data", other, "--run-dir", "b")
-    board = json.loads((tmp_path / "b" / "board.json").read_text())
-    assert board["results"]["ring"]["seeds"] == [1, 2]
-    assert len(board["commands"]) == 2
+    made = json.loads((tmp_path / "b" / "board.json").read_text())
+    assert made["results"]["ring"]["seeds"] == [1, 2]
+    assert len(made["commands"]) == 2
 
 
 def test_no_run_starts_that_would_end_after_the_budget(ring, started, typed, tmp_path):
@@ -158,7 +163,7 @@ def test_no_run_starts_that_would_end_after_the_budget(ring, started, typed, tmp
     )  # a run takes 100 s
     assert (code, names(started)) == (130, [])
     assert "seed 2: left out, because the budget is spent" in err
-    assert "ring lacks the seeds 2; the same command continues" in out
+    assert "ring lacks the seeds 2; nonet board --run-dir . in the board's folder continues" in out
     assert f"nonet board --run-dir {tmp_path / 'b'}" in err
     assert typed("board", "--run-dir", "b", "--seeds", "1,2", "--budget", "1h")[0] == 0
 
@@ -179,9 +184,122 @@ def test_small_sets_are_compared_together_with_their_users_apart(
     assert set(together["paired"]) == {"popularity", "sasrec"}
     assert together["paired"]["popularity"]["recall@10"] == {"diff": 1.0, "low": 1.0, "high": 1.0}
     assert together["paired"]["sasrec"]["recall@10"]["diff"] == 0.0
-    assert not set(users[0][:events]) & set(users[0][events:])
+    user = ring.corpus().seq.find_users(ring.corpus().seq.find_split_events(TEST))
+    assert users[0].tolist() == [*user, *(user + user.max() + 1)]
     same_name = {key: {"name": "ring", "events": 1, "stages": ["pretrain"]} for key in ("ring", "ring-time")}
     assert results.compare_small_sets(same_name, tmp_path, ["recall@10"]) == {}
+
+
+def test_small_sets_are_compared_by_the_means_of_their_seeds(ring, other, started, typed, tmp_path):
+    typed("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b", "--seeds", "1,3")
+    made = json.loads((tmp_path / "b" / "board.json").read_text())
+    ranks = {"pretrain": np.array([1, 3]), "sasrec": np.array([9])}  # from 0, of the target with each seed
+    ndcg = {name: float((1 / np.log2(2 + rank)).mean()) for name, rank in ranks.items()}
+    difference = made["together"]["paired"]["sasrec"]["ndcg@10"]["diff"]
+    assert difference == pytest.approx(ndcg["pretrain"] - ndcg["sasrec"])
+
+
+def test_the_reason_of_a_failed_seed_stays_when_the_next_seed_runs(ring, started, typed):
+    started.failing.add("ring seed-2")
+    code, out, _ = typed("board", "--data", f"ring={ring.scenario}", "--run-dir", "b", "--seeds", "1,2,3")
+    assert (code, names(started)) == (1, ["ring seed-1", "ring seed-2", "ring seed-3"])
+    assert "ring, seed 2 failed: the trainer died" in out
+
+
+def test_a_damaged_result_fails_its_set_alone(ring, other, started, typed, tmp_path):
+    arguments = ("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b", "--seeds")
+    typed(*arguments, "1")
+    names(started)
+    (tmp_path / "b" / "ring" / "seed-1" / "results" / "pretrain.npz").write_bytes(b"torn")
+    code, out, _ = typed(*arguments, "1,2")
+    assert (code, names(started)) == (1, ["ring seed-2", "other seed-2"])
+    assert "ring, seed 2 failed: " in out
+    assert "pretrain.npz" in out
+    assert json.loads((tmp_path / "b" / "board.json").read_text())["results"]["other"]["seeds"] == [1, 2]
+
+
+def test_seeds_of_a_changed_scenario_are_not_averaged(ring, other, started, typed, tmp_path):
+    arguments = ("board", "--data", str(other), "--run-dir", "b", "--seeds")
+    typed(*arguments, "1")
+    other.write_text(other.read_text().replace("history: 8", "history: 7"))
+    code, out, _ = typed(*arguments, "1,2")
+    assert code == 1
+    assert "seed-2 differs from " in out
+    assert "in more than the seed: data.history. Their results cannot be averaged" in out
+    assert json.loads((tmp_path / "b" / "board.json").read_text())["results"]["other"]["seeds"] == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"entries": [{"name": "../../outside", "protocol": "own", "source": "x", "baselines": []}]},
+        {"entries": [{"name": "a", "protocol": "lsat", "source": "x", "baselines": []}]},
+        {"entries": [{"name": "a", "protocol": "last", "source": "x", "baselines": [], "x": 1}]},
+        {"seeds": ["1"]},
+        {"results": [1]},
+        [1],
+        {"a": 1},
+    ],
+    ids=str,
+)
+def test_a_board_that_no_board_has_written_is_refused(ring, typed, refused, started, tmp_path, change):
+    typed("board", "--data", ring.scenario, "--run-dir", "b")
+    names(started)
+    (tmp_path / "b" / "board.json").write_text(json.dumps(change))
+    assert "board.json is damaged" in refused("board", "--run-dir", "b")
+    assert "board.json is damaged" in refused("report", tmp_path / "b")
+    assert {path.name for path in tmp_path.iterdir()} == {"b"}
+    assert not started.began
+
+
+def test_code_in_the_folder_of_somebody_elses_board_is_not_imported(typed, started, tmp_path, write_log):
+    write_log(tmp_path / "films.csv")
+    typed("board", "--data", "films.csv", "--run-dir", "b")
+    names(started)
+    (tmp_path / "b" / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
+    scenario = tmp_path / "b" / "films-last.yaml"
+    document = yaml.parse(scenario.read_text())
+    document["tokenizer"] = {"use": "evil.py:Mine"}
+    scenario.write_text(yaml.dump(document))
+    code, out, _ = typed("board", "--run-dir", "b", "--seeds", "1,2")
+    assert code == 1
+    assert "evil.py" in out
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_board_that_was_killed_while_it_imported_continues(
+    started, typed, tmp_path, write_log, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    log = write_log(tmp_path / "films.csv")
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "_remove_unless_begun", lambda *_: nullcontext())  # as after a SIGKILL
+        patched.setattr(board, "check_comparable", die)
+        with pytest.raises(Killed):
+            typed("board", "--data", log, "--run-dir", "b")
+    assert (tmp_path / "b" / "films-data").is_dir()
+    assert typed("board", "--data", log, "--run-dir", "b")[0] == 0
+    assert names(started) == ["films-last seed-1"]
+
+
+def test_a_second_board_in_the_same_folder_is_refused(ring, started, refused, tmp_path):
+    (tmp_path / "b").mkdir()
+    with lock_run(RunFolder(tmp_path / "b")):
+        assert "another process" in refused("board", "--data", ring.scenario, "--run-dir", "b")
+
+
+def test_the_users_own_folder_stays_where_a_board_is_refused(started, refused, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("mine", "link"):
+        assert "--data is missing" in refused("board", "--run-dir", name)
+        assert "nowhere" in refused("board", "--run-dir", name, "--data", "nowhere")
+    assert not [path for path in (tmp_path / "mine").iterdir() if not path.name.startswith(".")]
 
 
 def test_pages_name_the_processor_the_time_and_what_is_missing(ring, started, typed, tmp_path):
@@ -212,7 +330,9 @@ def test_wrong_boards_are_refused_before_anything_runs(ring, started, refused, t
     (tmp_path / "full" / "notes.txt").write_text("")
     assert "has no board" in refused("board", "--data", "quickstart", "--run-dir", "full")
     assert "--budget" in refused("board", "--data", "quickstart", "--budget", "soon")
-    assert "--seeds must be different" in refused("board", "--data", "quickstart", "--seeds", "1,1")
+    for seeds in ("1,1", "99999999999999999999999"):
+        assert "--seeds must be different" in refused("board", "--data", "quickstart", "--seeds", seeds)
+    assert "defined for single events" in refused("board", "--data", "ctr", "--run-dir", "new")
     assert "board keeps its runs in a folder" in refused(
         "board", "--data", f"ring={_store(ring)}", "--run-dir", "new"
     )

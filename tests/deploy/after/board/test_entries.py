@@ -13,17 +13,6 @@ from nonet.deploy.after.board.results import find_published
 from nonet.errors import ConfigError
 
 
-def write_log(path: Path, *, repeats: bool = False, users: int = 12, events: int = 8) -> Path:
-    """Write a CSV of users with some events each, one minute apart; with repeats, each item twice."""
-    lines = ["user_id,item_id,timestamp"]
-    for user in range(users):
-        for event in range(events):
-            item = (user + event // 2) % 9 if repeats else (user + event) % 9
-            lines.append(f"{user},{item},{1_600_000_000 + 60 * (user * events + event)}")
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def write_sequences(folder: Path) -> Path:
     """Write sequences without times."""
     folder.mkdir()
@@ -36,7 +25,7 @@ def read_document(folder: Path, name: str) -> dict:
     return yaml.parse((folder / f"{name}.yaml").read_text())
 
 
-def test_data_in_which_users_return_to_items_are_sessions_and_others_test_the_last_event(tmp_path):
+def test_data_in_which_users_return_to_items_are_sessions_and_others_test_the_last_event(tmp_path, write_log):
     shop, films = write_log(tmp_path / "shop.csv", repeats=True), write_log(tmp_path / "films.csv")
     entries, _ = parse_entries([f"{shop},movies={films}"], [], tmp_path / "board", [])
     assert [entry.key for entry in entries] == ["shop-sessions", "movies-last"]
@@ -52,7 +41,7 @@ def test_data_in_which_users_return_to_items_are_sessions_and_others_test_the_la
         assert PROTOCOLS[entry.protocol] in text.splitlines()[0]
 
 
-def test_the_protocol_of_times_tests_the_newest_tenth(tmp_path):
+def test_the_protocol_of_times_tests_the_newest_tenth(tmp_path, write_log):
     log = write_log(tmp_path / "films.csv")
     parse_entries([str(log)], ["time"], tmp_path / "board", [])
     split = read_document(tmp_path / "board", "films-time")["data"]["split"]
@@ -66,7 +55,7 @@ def test_data_without_times_are_refused_for_the_protocol_of_times(tmp_path):
     assert not list((tmp_path / "board").glob("*.yaml"))
 
 
-def test_a_board_keeps_its_entries_and_takes_new_ones(tmp_path):
+def test_a_board_keeps_its_entries_and_takes_new_ones(tmp_path, write_log):
     log, board = write_log(tmp_path / "films.csv"), tmp_path / "board"
     known, _ = parse_entries([str(log)], [], board, [])
     (board / "films-last.yaml").write_text("edited")
@@ -74,12 +63,52 @@ def test_a_board_keeps_its_entries_and_takes_new_ones(tmp_path):
     assert [entry.key for entry in entries] == ["films-last", "quickstart"]
     assert (board / "films-last.yaml").read_text() == "edited"
     assert read_document(board, "quickstart")["extends"] == "quickstart"
-    entries, _ = parse_entries([str(log)], ["last", "time"], board, entries)
-    assert [entry.key for entry in entries] == ["films-last", "quickstart", "films-time"]
+    assert parse_entries([str(log)], ["last"], board, entries)[0] == entries
     assert (board / "films-last.yaml").read_text() == "edited"
 
 
-def test_wrong_names_are_one_line_and_say_what_to_write(tmp_path):
+def test_another_protocol_of_a_set_reads_the_tables_that_its_runs_have_read(tmp_path, write_log):
+    log, board = write_log(tmp_path / "films.csv"), tmp_path / "board"
+    known, _ = parse_entries([str(log)], [], board, [])
+    table = (board / "films-data" / "interactions.parquet").read_bytes()
+    write_log(log, users=20)
+    entries, _ = parse_entries([str(log)], ["last", "time"], board, known)
+    assert [entry.key for entry in entries] == ["films-last", "films-time"]
+    assert (board / "films-data" / "interactions.parquet").read_bytes() == table
+    assert read_document(board, "films-time")["data"]["interactions"] == "films-data/interactions.parquet"
+
+
+def test_the_protocol_of_times_is_refused_where_equal_times_would_test_most_events(tmp_path):
+    lines = [
+        f"{user},{event},{1_600_000_000 + min(event, 2) * 86400}" for user in range(12) for event in range(8)
+    ]
+    (tmp_path / "days.csv").write_text("\n".join(["user_id,item_id,timestamp", *lines]) + "\n")
+    with pytest.raises(ConfigError, match="--protocol time: 75% of the events of days are at or after"):
+        parse_entries([str(tmp_path / "days.csv")], ["time"], tmp_path / "board", [])
+
+
+def test_two_entries_never_have_the_same_files(tmp_path, write_log):
+    log, board = write_log(tmp_path / "films.csv"), tmp_path / "board"
+    known, _ = parse_entries([str(log)], [], board, [])
+    with pytest.raises(
+        ConfigError, match="films-last is the protocol last of films in this board; write OTHER="
+    ):
+        parse_entries(["films-last=quickstart"], [], board, known)
+    with pytest.raises(ConfigError, match="another end than -data"):
+        parse_entries(["films-data=quickstart"], [], board, known)
+
+
+def test_every_board_shuffles_ties_and_a_scenario_runs_from_its_own_file(tmp_path, write_log):
+    log = write_log(tmp_path / "shop.csv", repeats=True)
+    (own := tmp_path / "own.yaml").write_text("extends: quickstart\n")
+    entries, _ = parse_entries([str(log), str(own)], ["sessions", "time"], tmp_path / "board", [])
+    for entry in entries:
+        assert load_scenario(entry.get_scenario(tmp_path / "board"), [])[0].evaluate.shuffle_ties
+        assert load_scenario(*entry.get_recipe(tmp_path / "board"))[0].evaluate.shuffle_ties
+    assert entries[-1].get_recipe(tmp_path / "board")[0] == str(own)
+
+
+def test_wrong_names_are_one_line_and_say_what_to_write(tmp_path, write_log):
     log, board = write_log(tmp_path / "films.csv"), tmp_path / "board"
     other = write_log(tmp_path / "other.csv")
     known, _ = parse_entries([str(log)], [], board, [])
