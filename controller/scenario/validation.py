@@ -207,7 +207,7 @@ def check_validation(scenario: Scenario) -> None:
     validation_keys += [
         f"stages.{name}.stop"
         for name, stage_options in scenario.stages.items()
-        if "patience" in getattr(getattr(stage_options, "stop", None), "model_fields_set", ())
+        if getattr(getattr(stage_options, "stop", None), "model_fields_set", ())
     ]
     if validation_keys and not has_validation_events(scenario):
         split, key = scenario.data.split, validation_keys[0]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Shapes: N events of a part, E pairs, I items.
 RANGE_PAIRS = 1 << 24  # approximate number of pairs in a range
-_SPILLED_EVENTS = 1 << 21  # number of events whose pairs are in memory at once if they are written to files
+_SPILLED_PAIRS = 3 << 21  # approximate number of pairs that are in memory at once if they are written to files
 EventSelector = Callable[["Sequences"], np.ndarray]
 """Returns which events of a part are counted, [N] bool."""
 
@@ -75,7 +75,7 @@ class PairCounter:
             return
         spill_folder = Path(tempfile.mkdtemp(prefix="pairs-", dir=folder))
         try:
-            for part in seq.iterate_parts(_SPILLED_EVENTS):
+            for part in seq.iterate_parts(max(1, _SPILLED_PAIRS // (self.reach * self._n_directions))):
                 self._spill_codes(spill_folder, bounds, *self._encode_pairs(part, select_events))
             for number in range(len(bounds) - 1):
                 codes = _read_and_delete(spill_folder / f"{number}.codes").view(np.int64)

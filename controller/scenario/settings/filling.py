@@ -77,8 +77,10 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
         split = cast("Document", setting.value)
     evaluate = _get_part(document, "evaluate") or {}
     all_rows = _has_all_items(_get_part(document, "sparse") or {})
+    kept = _get_part(_get_part(document, "checkpoint") or {}, "keep") or {}
     for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows):
-        add(setting)
+        if not (setting.path.endswith(".stop.by") and kept.get("best")):  # the scenario names a metric for all stages
+            add(setting)
     return reasons
 
 

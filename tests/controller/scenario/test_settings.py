@@ -11,7 +11,7 @@ import pytest
 from nonet import yaml
 from nonet.controller.cluster import read_local_view
 from nonet.controller.plan import plan
-from nonet.controller.scenario import load_scenario, make_scenario, to_document
+from nonet.controller.scenario import load_scenario, make_scenario, make_validation_rule, to_document
 from nonet.controller.scenario.settings import list_data_warnings, rule
 from nonet.errors import ConfigError, DataError
 from nonet.plugins import PluginFiles
@@ -125,6 +125,8 @@ def test_the_end_of_the_first_stage_keeps_what_is_given(tmp_path, stop, by):
     assert stage.stop.patience == (stop or {}).get("patience", 3)
     off = made(tmp_path, stages={"pretrain": {"stop": "off"}}).stages["pretrain"]
     assert off.stop == "off"
+    metric = made(tmp_path, stages={"pretrain": {}}, checkpoint={"keep": {"best": "recall@10"}})
+    assert make_validation_rule(metric, "pretrain").metric == "recall@10"
 
 
 @pytest.mark.parametrize(("each", "nearest"), [(4, True), (29, True), (30, False)])

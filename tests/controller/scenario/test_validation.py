@@ -115,6 +115,7 @@ def test_metrics_that_are_not_measured_are_refused_with_what_is():
     [
         ("checkpoint.keep.best=ndcg@10", "checkpoint.keep.best"),
         ("stages.pretrain.stop.patience=2", "stages.pretrain.stop"),
+        ("stages.pretrain.stop={by: ndcg@10}", "stages.pretrain.stop"),
         ("evaluate.every=20", "evaluate.every"),
     ],
 )

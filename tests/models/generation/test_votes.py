@@ -9,12 +9,19 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines.kinds.transition_counter import TransitionCounter
+from nonet.models.generation.beams import SubCatalogue
+from nonet.models.generation.fitting import choose_votes
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.vote_counter import VoteCounter, VoteOptions
-from nonet.models.generation.votes import Voters, count_cooccurrence, list_memory_files
+from nonet.models.generation.votes import (
+    Voters,
+    count_cooccurrence,
+    list_memory_files,
+    make_cooccurrence_counter,
+)
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
-from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, CountOptions, Sequences, Transitions
+from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, VALID, CountOptions, Sequences, Transitions
 
 ITEMS = 40
 CODES = (4, 4, 4)
@@ -200,6 +207,91 @@ def test_votes_of_transitions_and_of_cooccurrence_are_mixed_by_their_shares():
     assert mixed == pytest.approx(expected, abs=1e-6)
 
 
+def test_masked_items_get_no_votes_of_cooccurrence():
+    seq, trie = _sequences(repeats=MASK), _trie()
+    users, positions = list_prompts(seq, TEST)
+    pairs = Transitions.fit(seq, ITEMS, CountOptions(reach=20, reverse=1.0, cosine=True))
+    options = VoteOptions(width=ITEMS, cooccurrence=0.5)
+    voters = Voters(_forget(pairs), trie, options, cooccurrence=pairs)
+    hidden = gather_masked_items(seq, users, positions)
+    allowed = SubCatalogue(trie, (np.arange(ITEMS) % 2 == 0)[None])
+    for within in (None, allowed):
+        votes = voters.compute_votes(seq, users, positions, within=within)
+        for row in range(len(users)):
+            voted = trie.item_of_leaf[votes.leaf[row][votes.leaf[row] >= 0].numpy()]
+            assert len(voted)
+            assert not np.isin(voted, hidden.values[hidden.offsets[row] : hidden.offsets[row + 1]]).any()
+            assert within is None or not (voted % 2).any()
+
+
+def test_cooccurrence_reaches_twenty_events_and_its_votes_fall_with_their_age(tmp_path):
+    item = np.concatenate([np.arange(22), [0, 1]])
+    seq = _histories(item, [0, 22, 24], [TRAIN] * 22 + [TEST] * 2)
+    table = count_cooccurrence(tmp_path, seq, CountOptions(events=(), neighbours=ITEMS), ITEMS)
+    assert table.item[table.row[0] : table.row[1]].tolist() == list(range(1, 21))
+    assert table.options == CountOptions(reach=20, reverse=1.0, neighbours=ITEMS, cosine=True)
+    kinds = CountOptions(events=("buy",), half_life_s=100.0)
+    counted = count_cooccurrence(tmp_path / "kinds", seq, kinds, ITEMS).options
+    assert (counted.events, counted.half_life_s) == (("buy",), 100.0)
+    votes = _dense(make_cooccurrence_counter(table).count_votes(seq, np.array([1]), np.array([2])), 1)[0]
+    assert votes[21] == pytest.approx(1.0)  # by the newest event, 1, alone: 0 is 21 events from it
+    assert votes[2] == pytest.approx(1 + 2**-0.7)
+
+
+def _repeat_histories(newest_tells: bool, users: int = 300) -> Sequences:
+    """Histories a b c d: d follows from c, the newest item, or from a alone."""
+    draw = rng(4, "histories")
+    a, b, c = draw.integers(0, 10, (3, users))
+    d = 30 + (c if newest_tells else a)
+    item = np.stack([a, 10 + b, 20 + c, d], 1).flatten()
+    half = users // 2
+    split = np.concatenate([np.full(half * 4, TRAIN), np.tile([TRAIN, TRAIN, TRAIN, VALID], users - half)])
+    return _histories(item, np.arange(users + 1) * 4, split.tolist())
+
+
+@pytest.mark.parametrize(("newest_tells", "decay"), [(True, 3.0), (False, 0.5)])
+def test_validation_chooses_how_fast_the_votes_of_older_events_fall(newest_tells, decay):
+    seq = _repeat_histories(newest_tells)
+    table = Transitions.fit(seq, ITEMS, CountOptions(reach=6, neighbours=ITEMS))
+    assert choose_votes(seq, table, None, 10, 1) == {"decay": decay}
+
+
+def test_validation_chooses_no_share_for_cooccurrence_that_tells_nothing(tmp_path):
+    seq = _repeat_histories(True)
+    table = Transitions.fit(seq, ITEMS, CountOptions(reach=1, neighbours=ITEMS))
+    pairs = count_cooccurrence(tmp_path, _sequences(), CountOptions(neighbours=ITEMS), ITEMS)
+    assert choose_votes(seq, table, pairs, 10, 1)["cooccurrence"] == 0.0
+    same = Transitions.fit(seq, ITEMS, CountOptions(reach=20, reverse=1.0, cosine=True))
+    assert choose_votes(seq, _forget(table), same, 10, 1)["cooccurrence"] == 0.3
+
+
+def test_what_validation_chose_travels_with_the_counts(tmp_path):
+    seq = _sequences()
+    users, positions = list_prompts(seq, TEST)
+    Transitions.write(tmp_path, seq, ITEMS)
+    plain = Voters.open(list_memory_files(tmp_path), _trie(), VoteOptions())
+    count_cooccurrence(tmp_path, seq, CountOptions(), ITEMS)
+    replace(Transitions.load(tmp_path), chosen={"decay": 2.0, "cooccurrence": 0.2}).save_meta(tmp_path)
+    files = list_memory_files(tmp_path)
+
+    def vote(voters: Voters) -> np.ndarray:
+        return voters.compute_votes(seq, users, positions).weight.numpy()
+
+    chosen = Voters.open(files, _trie(), VoteOptions(cooccurrence=0.3))
+    given = Voters.open(files, _trie(), VoteOptions(cooccurrence=0.2, decay=2.0))
+    assert np.array_equal(vote(chosen), vote(given))
+    without = Voters.open(files, _trie(), VoteOptions())
+    assert np.array_equal(vote(without), vote(Voters.open(files, _trie(), VoteOptions(decay=2.0))))
+    assert not np.array_equal(vote(without), vote(plain))
+    assert Transitions.load(tmp_path).chosen == {"decay": 2.0, "cooccurrence": 0.2}
+
+
+def test_a_choice_without_validation_events_is_that_of_most_data(tmp_path):
+    seq = replace(_sequences(), split=np.zeros_like(_sequences().split))
+    table = Transitions.fit(seq, ITEMS)
+    assert choose_votes(seq, table, table, 10, 1) == {"decay": 1.0, "cooccurrence": 0.3}
+
+
 def test_a_memory_without_its_counts_of_cooccurrence_is_refused(tmp_path):
     seq, trie, options = _sequences(), _trie(), VoteOptions(cooccurrence=0.4)
     table = Transitions.write(tmp_path, seq, ITEMS)
@@ -226,6 +318,7 @@ def _histories(item: np.ndarray, offsets, split: list[int]) -> Sequences:
         offsets=offsets,
         item=item.astype(seq.item.dtype),
         time=np.arange(len(item)),
+        event=np.zeros(len(item), seq.event.dtype),
         split=np.array(split, np.int8),
         user_id=np.arange(len(offsets) - 1),
     )
