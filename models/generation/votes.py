@@ -105,8 +105,9 @@ class Voters:
             options = replace(options, **transitions.chosen)
         self._transitions, self._trie, self._options = transitions, trie, options
         self._counter = VoteCounter(transitions, self._options)
-        has_share = cooccurrence is not None and self._options.cooccurrence > 0
-        self._cooccurrence = make_cooccurrence_counter(cooccurrence) if has_share else None
+        self._cooccurrence = None
+        if cooccurrence is not None and self._options.cooccurrence > 0:
+            self._cooccurrence = make_cooccurrence_counter(cooccurrence)
         self._rows: ItemRows | None = None
         self._signals = signals
 
