@@ -270,6 +270,7 @@ def test_what_validation_chose_travels_with_the_counts(tmp_path):
     users, positions = list_prompts(seq, TEST)
     Transitions.write(tmp_path, seq, ITEMS)
     plain = Voters.open(list_memory_files(tmp_path), _trie(), VoteOptions())
+    slow = Voters.open(list_memory_files(tmp_path), _trie(), VoteOptions(decay=0.5))
     count_cooccurrence(tmp_path, seq, CountOptions(), ITEMS)
     replace(Transitions.load(tmp_path), chosen={"decay": 2.0, "cooccurrence": 0.2}).save_meta(tmp_path)
     files = list_memory_files(tmp_path)
@@ -283,6 +284,7 @@ def test_what_validation_chose_travels_with_the_counts(tmp_path):
     without = Voters.open(files, _trie(), VoteOptions())
     assert np.array_equal(vote(without), vote(Voters.open(files, _trie(), VoteOptions(decay=2.0))))
     assert not np.array_equal(vote(without), vote(plain))
+    assert np.array_equal(vote(Voters.open(files, _trie(), VoteOptions(decay=0.5))), vote(slow))
     assert Transitions.load(tmp_path).chosen == {"decay": 2.0, "cooccurrence": 0.2}
 
 
