@@ -254,14 +254,14 @@ def test_a_board_that_no_board_has_written_is_refused(ring, typed, refused, star
 
 def test_code_in_the_folder_of_somebody_elses_board_is_not_imported(typed, started, tmp_path, write_log):
     write_log(tmp_path / "films.csv")
+    started.failing.add("films-last seed-1")
     typed("board", "--data", "films.csv", "--run-dir", "b")
-    names(started)
     (tmp_path / "b" / "evil.py").write_text(f"open({str(tmp_path / 'pwned')!r}, 'w')")
     scenario = tmp_path / "b" / "films-last.yaml"
     document = yaml.parse(scenario.read_text())
-    document["tokenizer"] = {"use": "evil.py:Mine"}
+    document["evaluate"]["baselines"] = [{"use": "evil.py:Mine"}]
     scenario.write_text(yaml.dump(document))
-    code, out, _ = typed("board", "--run-dir", "b", "--seeds", "1,2")
+    code, out, _ = typed("board", "--run-dir", "b")
     assert code == 1
     assert "evil.py" in out
     assert not (tmp_path / "pwned").exists()
