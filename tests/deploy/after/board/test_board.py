@@ -177,6 +177,14 @@ def test_small_sets_are_compared_together_with_their_users_apart(
         users.append(user)
         return real(a, b, user, seed)
 
+    def open_pairs(*arguments):
+        """Open runs of which two events are of one user each."""
+        for run in open_runs(*arguments):
+            run.results.user = run.results.user // 2
+            yield run
+
+    open_runs = results._open_runs
+    monkeypatch.setattr(results, "_open_runs", open_pairs)
     monkeypatch.setattr(results, "compare_paired", compare)
     typed("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b")
     together = json.loads((tmp_path / "b" / "board.json").read_text())["together"]
@@ -184,7 +192,7 @@ def test_small_sets_are_compared_together_with_their_users_apart(
     assert set(together["paired"]) == {"popularity", "sasrec"}
     assert together["paired"]["popularity"]["recall@10"] == {"diff": 1.0, "low": 1.0, "high": 1.0}
     assert together["paired"]["sasrec"]["recall@10"]["diff"] == 0.0
-    user = ring.corpus().seq.find_users(ring.corpus().seq.find_split_events(TEST))
+    user = ring.corpus().seq.find_users(ring.corpus().seq.find_split_events(TEST)) // 2
     assert users[0].tolist() == [*user, *(user + user.max() + 1)]
     same_name = {key: {"name": "ring", "events": 1, "stages": ["pretrain"]} for key in ("ring", "ring-time")}
     assert results.compare_small_sets(same_name, tmp_path, ["recall@10"]) == {}
