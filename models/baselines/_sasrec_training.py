@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,11 @@ class SasRec(FittedInParts):
         if tuple(splits) != (TRAIN,):
             seq = replace(seq, split=np.where(np.isin(seq.split, splits), TRAIN, seq.split).astype(np.int8))
         users, positions = self._select_validation_prompts(seq)
-        for trial in range(self._options.trials):
-            for epoch in self._run_trial(seq, trial, users, positions):
-                epochs, seconds = epochs + 1, seconds + epoch.seconds
-                if best is None or epoch.ndcg > best.ndcg or not len(users):
-                    best = epoch
-                yield
+        for epoch in self._run_trials(seq, users, positions):
+            epochs, seconds = epochs + 1, seconds + epoch.seconds
+            if best is None or epoch.ndcg > best.ndcg or not len(users):
+                best = epoch
+            yield
         assert best is not None
         lr, dropout, width = self._options.get_trial(best.trial)
         self._net = self._build_network(0.0, width)
@@ -93,6 +93,31 @@ class SasRec(FittedInParts):
             for prompts in split_prompts(len(users), len(self._empty_sids))
         ]
         return np.concatenate(parts) if parts else np.empty((0, len(self._empty_sids)), np.float32)
+
+    def _run_trials(self, seq: Sequences, users: np.ndarray, positions: np.ndarray) -> Iterator[_Epoch]:
+        """Yield the epochs of all trials by successive halving (Jamieson and Talwalkar, 2016).
+
+        All trials run for `patience` epochs, the better half until twice as many, and so on; the last one runs to its end. All
+        their networks are in memory. Without validation prompts only the first trial runs.
+        """
+        runs = {
+            trial: self._run_trial(seq, trial, users, positions)
+            for trial in range(self._options.trials if len(users) else 1)
+        }
+        best_ndcg = dict.fromkeys(runs, -1.0)
+        n_epochs, n_more = self._options.patience, self._options.patience
+        while runs:
+            for trial, epochs in runs.items():
+                for epoch in epochs if len(runs) == 1 else islice(epochs, n_more):
+                    best_ndcg[trial] = max(best_ndcg[trial], epoch.ndcg)
+                    yield epoch
+            by_ndcg = sorted(runs, key=lambda trial: (-best_ndcg[trial], trial))
+            runs = (
+                {trial: runs[trial] for trial in by_ndcg[: len(runs) - len(runs) // 2]}
+                if len(runs) > 1
+                else {}
+            )
+            n_epochs, n_more = 2 * n_epochs, n_epochs
 
     def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray

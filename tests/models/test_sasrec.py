@@ -110,6 +110,30 @@ def test_trials_go_through_the_short_list_and_validation_picks_one(monkeypatch):
     assert f"learning rate {lr:g}, dropout {dropout:g}" in fitted.trained["best"]
 
 
+def test_the_better_half_of_the_trials_goes_on_for_twice_as_many_epochs(monkeypatch):
+    ran = []
+
+    def judge(self, net, seq, users, positions):
+        return 1.0 - abs(ran[-1][0] - 2) / 10 + ran[-1][1] / 1000  # trial 2 is best, and each improves
+
+    train = training.SasRec._train_epoch
+
+    def note(self, net, optimizer, seq, trial, number):
+        ran.append((trial, number))
+        train(self, net, optimizer, seq, trial, number)
+
+    monkeypatch.setattr(training.SasRec, "_evaluate_ndcg", judge)
+    monkeypatch.setattr(training.SasRec, "_train_epoch", note)
+    fitted = made(epochs=9, trials=5, patience=2).fit(walk())
+    assert ran == [
+        *[(trial, number) for trial in range(5) for number in (1, 2)],
+        *[(trial, number) for trial in (2, 1, 3) for number in (3, 4)],
+        *[(trial, number) for trial in (2, 1) for number in (5, 6, 7, 8)],
+        (2, 9),
+    ]
+    assert fitted.trained["best"].startswith(f"epoch 9 at learning rate {TRIALS[2][0]:g}")
+
+
 def test_a_rate_and_dropout_that_are_given_are_those_of_the_trial():
     fitted = made(epochs=1, lr=7e-4, dropout=0.0).fit(walk())
     assert fitted.trained["options"] == {"lr": 7e-4, "dropout": 0.0, "width": SMALL["width"]}

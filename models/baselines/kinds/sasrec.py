@@ -38,7 +38,8 @@ class SasRecOptions(StrictModel):
         Field(
             ge=1,
             le=len(TRIALS),
-            description="number of settings of learning rate, dropout and width that are tried; validation selects one",
+            description="number of settings of learning rate, dropout and width that are tried; after every doubling of their "
+            "epochs, validation keeps the better half",
         ),
     ] = 1
     lr: Annotated[float | None, Field(gt=0, description="learning rate; by default that of the trial")] = None
