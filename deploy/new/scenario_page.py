@@ -47,7 +47,7 @@ def _iterate_lines(
     yield "  # rl:                # then your own rewards: remove the # characters and edit the file"
     yield "  #   steps: 60"
     yield "  #   users: 64"
-    yield "  #   lr: 1e-4"
+    yield "  #   lr: 1e-3          # higher: more reward and less ranking; of the steps that keep 98 % of it, the best is kept"
     yield "  #   algorithm: {use: rsft, better: 1.0}   # a policy gradient, plus the next events of all prompts"
     yield "  #   rollout: {use: beam, width: 16}"
     yield "  #   rewards:"

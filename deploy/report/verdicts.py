@@ -33,6 +33,9 @@ from nonet.deploy.report.scores import (
 )
 from nonet.deploy.report.validations import describe_validations
 
+# A memory with this weight l or more, that follows the model by the exponent b or less, keeps RL from changing the lists much.
+_LARGE_MEMORY, _LOOSE_MEMORY = 0.3, 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -68,6 +71,7 @@ def collect_findings(report: Mapping[str, Any]) -> list[Finding]:
         + _describe_memory(report)
         + _describe_rewards(report)
         + _describe_reranking(report)
+        + _describe_memory_in_rl(report)
         + _find_reward_hacking(report)
         + _describe_unscored_prompts(report)
         + _describe_floors(report)
@@ -321,6 +325,22 @@ def _describe_reranking(report: Mapping[str, Any]) -> list[Finding]:
             stage_score = format_number(stages[stage][metric])
             text += f"; {metric} {format_number(rerank_scores[metric])} against {stage_score} of {format_name(stage)}"
         findings.append(Finding(f"{text}.", tone=0))
+    return findings
+
+
+def _describe_memory_in_rl(report: Mapping[str, Any]) -> list[Finding]:
+    """Describe how much of the policy an RL stage cannot change, because it is that of a memory."""
+    findings = []
+    for stage in report.get("stage_rewards") or {}:
+        weights = (report.get("memory") or {}).get(stage) or {}
+        if weights.get("l", 0.0) >= _LARGE_MEMORY and weights.get("b", 1.0) <= _LOOSE_MEMORY:
+            findings.append(
+                Finding(
+                    f"{format_name(stage)} trains the model alone: the memory has {100 * weights['l']:.0f} % of the policy's "
+                    "probability and hardly follows the model, so lists and rewards change less than the model does.",
+                    tone=0,
+                )
+            )
     return findings
 
 

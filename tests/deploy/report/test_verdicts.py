@@ -412,3 +412,16 @@ def test_the_verdict_says_that_a_run_was_resumed_and_what_it_lost():
 def test_a_reward_whose_interval_touches_zero_did_not_change():
     assert get_reward_direction([0.1, 0.12, 0.0, 0.05]) == 0
     assert get_reward_direction([0.1, 0.08, -0.05, 0.0]) == 0
+
+
+@pytest.mark.parametrize(("l", "b", "said"), [(0.54, 0.0, True), (0.54, 0.5, False), (0.1, 0.0, False)])
+def test_a_memory_that_keeps_rl_from_changing_the_lists_is_told(l, b, said):  # noqa: E741
+    report = compared(0.1, 0.05, 0.15) | {
+        "stage_rewards": {"rl": {"rewards": {"total": [0.1, 0.1]}}},
+        "memory": {"rl": {"l": l, "b": b, "c": 1.0}},
+    }
+    sentence = (
+        "RL trains the model alone: the memory has 54 % of the policy's probability and hardly follows the model, so lists and "
+        "rewards change less than the model does."
+    )
+    assert (sentence in get_verdict(report)) == said
