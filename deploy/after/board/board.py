@@ -193,21 +193,26 @@ def _run_entries(
     is_complete = True
     for seed in board["seeds"]:
         for entry in entries:
-            run_name, problem = f"{entry.key}, seed {seed}", None
+            run_name, is_finished, is_stopped, problem = f"{entry.key}, seed {seed}", False, False, ""
             try:
-                try:
-                    is_complete &= _run_entry(entry, seed, board, folder, end_s, say)
-                finally:
-                    _update_results(entry, board, folder)
+                is_finished = _run_entry(entry, seed, board, folder, end_s, say)
             except _BoardStopped:
-                return False
+                is_stopped = True
             except NonetError as error:
-                is_complete, problem = False, " ".join(str(error).split())
-                say(f"{run_name} failed: {error}")
-            finally:
+                problem = " ".join(str(error).split())
+            try:
+                _update_results(entry, board, folder)
+            except NonetError as error:
+                problem = problem or " ".join(str(error).split())
+            if problem:
+                say(f"{run_name} failed: {problem}")
+                board["failed"][run_name] = problem
+            elif is_finished:
                 board["failed"].pop(run_name, None)
-                board["failed"] |= {} if problem is None else {run_name: problem}
-                _write_board(folder, board)
+            _write_board(folder, board)
+            if is_stopped:
+                return False
+            is_complete &= is_finished and not problem
     return is_complete
 
 

@@ -146,6 +146,15 @@ def test_a_board_that_is_interrupted_while_its_run_ends_starts_no_other(
     assert "other lacks the seeds 1" in out
 
 
+def test_a_board_is_stopped_although_a_result_is_damaged(ring, other, started, typed, tmp_path):
+    arguments = ("board", "--data", f"ring={ring.scenario},{other}", "--run-dir", "b", "--seeds")
+    typed(*arguments, "1")
+    names(started)
+    (tmp_path / "b" / "ring" / "seed-1" / "results" / "pretrain.npz").write_bytes(b"torn")
+    started.interrupted.add("ring seed-2")
+    assert (typed(*arguments, "1,2")[0], names(started)) == (1, ["ring seed-2"])
+
+
 def test_a_board_that_is_extended_keeps_what_is_finished_on_its_page(ring, other, started, typed, tmp_path):
     typed("board", "--data", f"ring={ring.scenario}", "--run-dir", "b", "--seeds", "1,2")
     started.stopping.add("other seed-1")
