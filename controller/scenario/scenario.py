@@ -241,10 +241,8 @@ def read_document(source: str | Path, changes: list[str] | None = None) -> Scena
     if is_of_run(path):
         guard_folder(path.parent)
     read = read_chain(path, changes or ())
-    if is_guarded(path.parent) and any(parent.parent != LIBRARY for parent in read.parents):
-        raise ConfigError(
-            f"{path}: the scenario of a run, and one in the folder of a board, extends no other but shipped ones; start a new run"
-        )
+    if read.parents and is_guarded(path.parent):
+        raise ConfigError(f"{path}: the scenario of a run extends no other; start a new run")
     add_references(path.parent, read.document, changes or ())
     if yaml.is_map(read.document) and path.parent != LIBRARY:
         resolve_stores(read.document, path.parent)

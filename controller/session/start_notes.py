@@ -37,12 +37,11 @@ def make_start_notes(session: Session) -> Iterator[str]:
     if repeats := describe_repeats(data):
         yield repeats
     if votes := data.get("votes"):
-        share = (
-            f", and co-occurring items have {votes['cooccurrence']:g} of the votes"
-            if "cooccurrence" in votes
-            else ""
-        )
-        yield f"memory: the k-th newest event votes with k^-{votes['decay']:g}{share}; chosen on validation"
+        share = votes.get("cooccurrence")
+        of_share = "" if share is None else f", and co-occurring items have {share:g} of the votes"
+        is_chosen = data["held_out"]["valid"] > 0
+        origin = "chosen on validation" if is_chosen else "there are no validation events to choose by"
+        yield f"memory: the k-th newest event votes with k^-{votes['decay']:g}{of_share}; {origin}"
     if tokenizer:
         yield f"semantic ids: codes used {tokenizer.get('used')} of {tokenizer.get('codes')}"
     for text in (describe_duplicates(data), describe_shared_codes(tokenizer or {}, data["items"])):

@@ -268,9 +268,10 @@ def _build_scenario(
     items = str(base_dir / data["items"]) if "items" in data else None
     table_format = TableFormat.from_options(data.get("columns"), data.get("missing"))
     profile = read_profile(str(base_dir / data["interactions"]), items, table_format)
+    log_columns = EventLog(str(base_dir / data["interactions"]), table_format).schema.names
     title = data_path.name or str(data_path)
     if clicks is None:
-        if (compression := choose_compression(profile)) is not None:
+        if (compression := choose_compression(profile, log_columns)) is not None:
             data = {**data, "events": compression}
             notes.append(
                 f"{profile.immediate:.0%} of the events are of the item of the user's event right before, such as an order after "
@@ -288,7 +289,6 @@ def _build_scenario(
             notes.append(note)
     else:
         item_table = None if items is None else read_items(items, table_format)
-        log_columns = EventLog(str(base_dir / data["interactions"]), table_format).schema.names
         features = select_item_features(item_table, log_columns)
         text = render_click_scenario(name, title, data, profile, features, clicks)
         notes += [f"no features of the items: {line}" for line in features.describe_omitted()]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from nonet.controller.scenario.settings import MANY_IMMEDIATE
 from nonet.samples.profiles import DataProfile
+from nonet.samples.sequences import COUNT, KINDS, SPAN
 
 _MIN_LIKED_SHARE = 0.45  # of the rated events, that count as liked
 _PURCHASE_KINDS = ("order", "purchase", "buy", "transaction", "pay")  # of events, by their names
@@ -71,13 +72,19 @@ def {name}(events, *, half_life: float = 30.0):  # events [U, W]: training event
 '''
 
 
-def choose_compression(profile: DataProfile) -> dict[str, str] | None:
+def choose_compression(profile: DataProfile, columns: Collection[str]) -> dict[str, str] | None:
     """Return `data.events` for logs in which events of several kinds and one item follow each other; None for others.
 
     In a shop's log, a view, a cart and an order of one item are one interest: without it, every model that begins its lists with
-    the newest item is right almost always, and nothing is learned about the next other item.
+    the newest item is right almost always, and nothing is learned about the next other item. A log that has a column of the
+    names that compression adds is left as it is.
+
+    Args:
+        profile: Figures of the data.
+        columns: Names of the columns of the log.
     """
-    if len(profile.kinds) < 2 or profile.counted or profile.immediate < MANY_IMMEDIATE:
+    is_taken = any(name in columns for name in (COUNT, SPAN, KINDS))
+    if len(profile.kinds) < 2 or profile.immediate < MANY_IMMEDIATE or is_taken:
         return None
     return {"compress": "1d"}
 

@@ -205,5 +205,5 @@ class VoteCounter:
                 later = np.flatnonzero(is_same_prompt & (is_voter & own.is_unseen)[distance:]) + distance
                 add_pairs(later, later - distance, options.reverse * own.weight[later] * distance_weight)
         remaining = count - own_count
-        remaining[remaining < _ROUNDING * count] = 0
+        remaining[(own_count > 0) & (remaining < _ROUNDING * count)] = 0
         return remaining

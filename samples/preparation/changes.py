@@ -66,11 +66,13 @@ class LogChanges:
         labels: Labels that arrive after their events.
         drop_unlabelled: Whether events of which no label is known yet are removed.
         compress: How repeated events become one; None for no compression.
+        training_end: Unix seconds from which on no event is trained on (`get_training_end`); None if no time ends the training.
     """
 
     labels: tuple[Labels, ...] = ()
     drop_unlabelled: bool = False
     compress: Compress | None = None
+    training_end: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.labels) or self.compress is not None
@@ -127,7 +129,22 @@ class LogChanges:
         """Compress the checked events that `where` keeps; None without compression."""
         if self.compress is None:
             return None
-        return compress_log(filter_events(events, where), self.compress.compress, self.compress.by, items)
+        return self._compress(self.compress, filter_events(events, where), items)
+
+    def _compress(self, compress: Compress, events: pa.Table, items: pa.Table | None) -> CompressedLog:
+        """Compress events.
+
+        The kinds of further rows count in targets, but for click models, which read the labels of earlier events: an event's
+        label would be known before those rows.
+        """
+        return compress_log(
+            events,
+            compress.compress,
+            compress.by,
+            items,
+            has_repeat_events=not self.drop_unlabelled,
+            training_end=self.training_end,
+        )
 
     def apply_to_sample(
         self, events: pa.Table, items: pa.Table | None, table_format: TableFormat
@@ -138,7 +155,7 @@ class LogChanges:
             events = add_labels(events, labels, options, period_s=self.period_s)
         if self.compress is None:
             return events
-        return compress_log(events, self.compress.compress, self.compress.by, items).events
+        return self._compress(self.compress, events, items).events
 
     def to_fingerprint(self, labels: Sequence[EventLog]) -> dict[str, Any]:
         """Return the values that, with the log and its options, determine the changed log."""
@@ -151,6 +168,12 @@ class LogChanges:
             "labels": label_values or None,
             "drop_unlabelled": self.drop_unlabelled,
             "compress": self.compress and self.compress.model_dump(),
+            # Earlier versions wrote no kinds of further rows.
+            **(
+                {"repeat events": self.training_end or 0}
+                if self.compress and not self.drop_unlabelled
+                else {}
+            ),
         }
 
 

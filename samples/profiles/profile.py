@@ -18,6 +18,7 @@ from nonet.samples.tables import find_implausible
 
 # The largest numbers of test events and of held-out events per user for which ties are counted.
 MAX_TEST_EVENTS, MAX_HELD_OUT = 10, 32
+_DAY_S = 86_400
 _NEWEST_SHARE = 0.1  # share of the events, the newest ones, in which new items are counted for `drift`
 
 
@@ -60,7 +61,7 @@ class DataProfile:
             whose k-th last event has the same time as the event before it.
         duplicates: Number of events with the same user, item and second as an earlier one.
         repeats: Share of events whose item the user has interacted with before.
-        immediate: Share of events whose item is that of the user's event right before.
+        immediate: Share of events whose item is that of the user's event right before, on the same day of UTC; 0 if `counted`.
         drift: Share of the newest tenth of events whose item does not occur in the older events; None if times are not
             informative.
         implausible: Number of events before 1990 or after the end of next year; 0 if `counted`.
@@ -162,6 +163,7 @@ def measure_profile(
     positions = np.arange(len(time)) - np.repeat(offsets[:-1], lengths)
     counted = bool(len(time) and lengths.max() > 1 and (time == positions).all())
     time_steps = np.diff(np.unique(time))
+    is_immediate = same_user & (item[1:] == item[:-1]) & (time[1:] // _DAY_S == time[:-1] // _DAY_S)
     return DataProfile(
         users=int((lengths > 0).sum()),
         items=items,
@@ -176,7 +178,7 @@ def measure_profile(
         tied_ends=_count_tied_ends(offsets, time),
         duplicates=count_duplicates(user, item, time),
         repeats=float(find_repeats(user, item).mean()) if len(item) else 0.0,
-        immediate=float((same_user & (item[1:] == item[:-1])).sum() / max(1, len(item))),
+        immediate=0.0 if counted else float(is_immediate.sum() / max(1, len(item))),
         implausible=0 if counted else int(find_implausible(time).sum()),
         drift=None if counted or not len(time_steps) else _compute_drift(item, time),
         kinds=dict(kinds or {}),

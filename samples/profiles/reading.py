@@ -53,8 +53,9 @@ def read_profile(
     where: str | None = None,
     drop_unknown_items: bool = False,
     keep: Mapping[str, int] | None = None,
+    period_s: int = 0,
 ) -> DataProfile:
-    """Read the profile of the data that a scenario names, after `where` and `keep`.
+    """Read the profile of the data that a scenario names, after `where`, compression and `keep`.
 
     Tables are cached by path and modification time, so another `keep` does not read them again.
 
@@ -65,6 +66,7 @@ def read_profile(
         where: Condition on the interactions; None for all.
         drop_unknown_items: Whether interactions are left out whose item the items table lacks; otherwise they are an error.
         keep: Minimum `item_events` and `user_events`.
+        period_s: Seconds of a period of the clock in which a user's events with one item count as one; 0 to count all.
 
     Raises:
         DataError: If the data are not valid.
@@ -84,6 +86,12 @@ def read_profile(
         users_per_sampled_user,
         occurrences,
     ) = arrays
+    if period_s:
+        is_first = _find_first_of_periods(user, item, time, period_s)
+        user, item, time = user[is_first], item[is_first], time[is_first]
+        kind, rating = (
+            None if encoded is None else (encoded[0][is_first], encoded[1]) for encoded in (kind, rating)
+        )
     is_sample = occurrences is not None
     if is_sample:
         events, is_kept_item = _select_sample_events(user, item, occurrences, keep or {})
@@ -105,6 +113,15 @@ def read_profile(
         time_unit=unit,
     )
     return scale_profile(profile, users_per_sampled_user, occurrences[is_kept_item]) if is_sample else profile
+
+
+def _find_first_of_periods(user: np.ndarray, item: np.ndarray, time: np.ndarray, period_s: int) -> np.ndarray:
+    """Return which events [N] are a user's first ones with their item in a period."""
+    keys = user, time // period_s, item
+    order = np.lexsort((time, *keys))
+    is_first = np.ones(len(user), bool)
+    is_first[order[1:]] = np.logical_or.reduce([key[order[1:]] != key[order[:-1]] for key in keys])
+    return is_first
 
 
 def _select_sample_events(

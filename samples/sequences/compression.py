@@ -188,7 +188,15 @@ def drop_repeat_lists(events: pa.Table) -> pa.Table:
     return events.drop_columns([name for name in (REPEAT_TIMES, REPEAT_KINDS) if name in events.column_names])
 
 
-def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None = None) -> CompressedLog:
+def compress_log(
+    log: pa.Table,
+    period_s: float,
+    by: str,
+    items: pa.Table | None = None,
+    *,
+    has_repeat_events: bool = True,
+    training_end: int | None = None,
+) -> CompressedLog:
     """Compress a checked log of interactions [R].
 
     A condition of a target over `event` holds for a kept event if it holds for one of the kinds of its rows (`match_target`).
@@ -198,6 +206,8 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
         period_s: Length of a period in seconds.
         by: What repeats have in common: "item" for their item, or "category" for the categories of their items.
         items: The items; needed for "category".
+        has_repeat_events: Whether the events get the column `REPEAT_EVENTS`, if the log has kinds.
+        training_end: Unix seconds from which on rows do not count in this column for events before them; None for no such time.
 
     Raises:
         DataError: If the log already has one of the added columns, or there are no categories.
@@ -232,9 +242,17 @@ def compress_log(log: pa.Table, period_s: float, by: str, items: pa.Table | None
     events = events.append_column(REPEAT_TIMES, pa.ListArray.from_arrays(offsets, repeat_times))
     if "event" in log.column_names:
         kinds = _collect_kinds(log["event"], row_of_rank_R, head_rank_of_rank_R, repeat_ranks)
-        own_kinds = log["event"].combine_chunks().take(pa.array(row_of_rank_R[repeat_ranks]))
         events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(offsets, kinds))
-        events = events.append_column(REPEAT_EVENTS, pa.ListArray.from_arrays(offsets, own_kinds))
+    if "event" in log.column_names and has_repeat_events:
+        is_known = np.ones(len(repeat_ranks), bool)
+        if training_end is not None:
+            head_time = time_of_rank_R[head_rank_of_rank_R[repeat_ranks]]
+            is_known = (head_time >= training_end) | (time_of_rank_R[repeat_ranks] < training_end)
+        known_before = np.concatenate([[0], np.cumsum(is_known)]).astype(np.int32)
+        known_rows = pa.array(row_of_rank_R[repeat_ranks[is_known]])
+        own_kinds = log["event"].combine_chunks().take(known_rows)
+        known_offsets = pa.array(known_before[offsets.to_numpy()])
+        events = events.append_column(REPEAT_EVENTS, pa.ListArray.from_arrays(known_offsets, own_kinds))
     events = _add_columns(events, next_time_of_rank_R[kept_ranks])
     repeat_rows = np.sort(row_of_rank_R[~is_head_of_rank_R])
     return CompressedLog(events, log.take(pa.array(repeat_rows)).append_column(ROW, pa.array(repeat_rows)))

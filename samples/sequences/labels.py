@@ -365,34 +365,37 @@ def _compute_outcomes(condition: str, interactions: pa.Table) -> np.ndarray:
             column = table.column(index)
             table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
     holds, fails = _match_any_kind(condition, table), np.ones(len(table), bool)
-    for has_kind, rows in _iterate_kinds(condition, table):
-        fails &= match_rows(f"not ({condition})", rows) | ~has_kind
+    for index, rows in _iterate_kinds(condition, table):
+        fails[index] &= match_rows(f"not ({condition})", rows)
     return np.select([holds, fails], [1, 0], _MISSING)
 
 
 def _match_any_kind(condition: str, interactions: pa.Table, *, name: str = "condition") -> np.ndarray:
     """Return which events [N] bool match a condition with one of the kinds of their rows, as `match_rows`."""
     matches = np.zeros(len(interactions), bool)
-    for has_kind, rows in _iterate_kinds(condition, interactions):
-        matches |= match_rows(condition, rows, name=name) & has_kind
+    for index, rows in _iterate_kinds(condition, interactions):
+        matches[index] |= match_rows(condition, rows, name=name)
     return matches
 
 
 def _iterate_kinds(condition: str, interactions: pa.Table) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Yield the events as they are, and with each kind of the further rows of compressed ones if a condition reads it.
+    """Yield the events as they are, and those with each kind of further rows of compressed ones if a condition reads it.
 
-    With each table comes a mask of the events [N] that have the kind.
+    Each table comes with the indices of its events.
     """
-    yield np.ones(len(interactions), bool), interactions
+    yield np.arange(len(interactions)), interactions
     if REPEAT_EVENTS not in interactions.column_names or "event" not in list_names(condition):
         return
     repeats = interactions[REPEAT_EVENTS].combine_chunks()
     kinds, event_of_repeat = repeats.flatten(), pc.list_parent_indices(repeats).to_numpy()
-    for kind in kinds.unique():
-        has_kind = np.zeros(len(interactions), bool)
-        has_kind[event_of_repeat[pc.equal(kinds, kind).to_numpy(zero_copy_only=False)]] = True
-        same_kind = pa.repeat(kind, len(interactions))
-        yield has_kind, replace_column(interactions, "event", same_kind)
+    code = kinds.dictionary_encode()
+    code_of_repeat = code.indices.to_numpy(zero_copy_only=False)
+    order = np.argsort(code_of_repeat, kind="stable")
+    bounds = np.searchsorted(code_of_repeat[order], np.arange(len(code.dictionary) + 1))
+    for number, kind in enumerate(code.dictionary):
+        index = np.unique(event_of_repeat[order[bounds[number] : bounds[number + 1]]])
+        rows = interactions.take(pa.array(index))
+        yield index, replace_column(rows, "event", pa.repeat(kind, len(index)))
 
 
 def check_label_ids(log: pa.Schema, labels: pa.Schema) -> None:

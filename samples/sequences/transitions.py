@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from nonet.suggest import join_names, suggest_sentence
 # Shapes: I items, E kept neighbours of all items, N events, F counted events.
 
 _ARRAYS = ("row", "item", "count", "occurs")
+_CHOSEN = {"decay": 10.0, "cooccurrence": 1.0}  # the largest values of options that validation chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +185,21 @@ class Transitions:
         try:
             meta = json.loads(files["meta"].read_text())
             arrays = {name: np.load(files[name], mmap_mode="r") for name in _ARRAYS}
-        except (OSError, ValueError) as error:
+            until, chosen = meta.pop("until"), _check_chosen(meta.pop("chosen", {}))
+            options = CountOptions(**{**meta, "events": tuple(meta["events"])})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
                 f"transitions {files['meta'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
-        until, chosen = (
-            meta.pop("until"),
-            {name: float(value) for name, value in meta.pop("chosen", {}).items()},
-        )
-        options = CountOptions(**{**meta, "events": tuple(meta["events"])})
         return cls(**arrays, options=options, until=until, chosen=chosen)
+
+
+def _check_chosen(chosen: Mapping[str, Any]) -> dict[str, float]:
+    """Return the options of votes that validation chose. Raises ValueError for other names, or values that are out of range."""
+    for name, value in chosen.items():
+        if name not in _CHOSEN or not 0 <= value <= _CHOSEN[name]:
+            raise ValueError(f"chosen: {name} is {value!r}")
+    return {name: float(value) for name, value in chosen.items()}
 
 
 def list_count_names(prefix: str = "") -> dict[str, str]:

@@ -131,7 +131,11 @@ def approve_code(folder: Path) -> None:
 
 def approve_parts(parts: Collection[CodePart]) -> None:
     """Remember that this user has approved parts of code, such as those of a run that it has started."""
-    hashes = {part.hash for part in parts} - {""}
+    _remember_hashes({part.hash for part in parts} - {""})
+
+
+def _remember_hashes(hashes: set[str]) -> None:
+    """Append hashes to the approved ones of this user."""
     unknown = hashes - _read_approved()
     _approved.update(hashes)
     if not unknown:
@@ -144,6 +148,16 @@ def approve_parts(parts: Collection[CodePart]) -> None:
         os.write(descriptor, "".join(f"\n{code_hash}\n" for code_hash in sorted(unknown)).encode())
     finally:
         os.close(descriptor)
+
+
+def approve_content(content: bytes) -> None:
+    """Remember that this user has written a text that decides what code runs, such as the list of a board's scenarios."""
+    _remember_hashes({hashlib.sha256(content).hexdigest()})
+
+
+def is_approved_content(content: bytes) -> bool:
+    """Return whether this user has written a text (`approve_content`), or approves by --trust what this process opens."""
+    return _settings["approves"] or hashlib.sha256(content).hexdigest() in _read_approved()
 
 
 def is_approved(folder: Path) -> bool:

@@ -20,6 +20,7 @@ from nonet.controller.scenario.settings.rule import (
 from nonet.errors import ConfigError, DataError
 from nonet.samples.profiles import DataProfile, read_profile
 from nonet.samples.tables import TableFormat
+from nonet.units import parse_seconds
 
 Document = dict[str, Any]
 Put = Callable[[Document, str, Any], None]  # sets the key at a path of a document to a value
@@ -79,7 +80,9 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     all_rows = _has_all_items(_get_part(document, "sparse") or {})
     kept = _get_part(_get_part(document, "checkpoint") or {}, "keep") or {}
     for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows):
-        if not (setting.path.endswith(".stop.by") and kept.get("best")):  # the scenario names a metric for all stages
+        if not (
+            setting.path.endswith(".stop.by") and kept.get("best")
+        ):  # the scenario names a metric for all stages
             add(setting)
     return reasons
 
@@ -134,7 +137,17 @@ def _read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str,
         where=data.get("where"),
         drop_unknown_items=data.get("unknown_items") == "drop",
         keep=keep,
+        period_s=_parse_period(data),
     )
+
+
+def _parse_period(data: Mapping[str, Any]) -> int:
+    """Return the seconds of `data.events.compress`; 0 without compression, or with a value that the validation refuses."""
+    events = data.get("events")
+    try:
+        return int(parse_seconds(events["compress"])) if isinstance(events, Mapping) else 0
+    except (KeyError, ValueError, OverflowError):
+        return 0
 
 
 def _check_profile(profile: DataProfile, min_events: int) -> None:

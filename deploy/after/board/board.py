@@ -19,7 +19,7 @@ from nonet.deploy.after.board.results import collect_entry, compare_small_sets
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
 from nonet.options import StrictModel
-from nonet.trust import guard_folder
+from nonet.trust import approve_content, is_approved_content
 
 _FILE = "board.json"
 
@@ -69,6 +69,7 @@ def run_board(
             if command not in board["commands"] and (data or seeds or not board["commands"]):
                 board["commands"].append(command)
             _write_board(folder, board)
+            approve_content(_describe_recipes(folder, entries))
         is_complete = _run_entries(entries, board, folder, end_s, say)
     return folder, board, is_complete
 
@@ -84,13 +85,18 @@ def _add_entries(
     """Add data sets and seeds to a board, and check what is new; return all entries.
 
     Raises:
-        ConfigError: The input is wrong, or a new scenario ranks no items.
+        ConfigError: The input is wrong, a new scenario ranks no items, or somebody else has written the board.
     """
     if not board["entries"]:
         _write_board(
             folder, board
         )  # so that a board that is killed while it imports its first tables continues
     known = [BoardEntry(**entry) for entry in board["entries"]]
+    if known and not is_approved_content(_describe_recipes(folder, known)):
+        raise ConfigError(
+            f"{folder} is a board that you have not written on this machine, or whose scenarios have changed since. They may "
+            f"name code: read board.json and {known[0].key}.yaml, then add --trust"
+        )
     entries, notes = parse_entries(data, protocols, folder, known)
     if not entries:
         raise ConfigError(
@@ -108,6 +114,15 @@ def _add_entries(
     return entries
 
 
+def _describe_recipes(folder: Path, entries: Sequence[BoardEntry]) -> bytes:
+    """Return a text of all that decides which code the runs of a board import: its place, its entries, and their scenarios."""
+    scenarios = [
+        file.read_text(encoding="utf-8") if (file := Path(entry.get_scenario(folder))).is_file() else None
+        for entry in entries
+    ]
+    return json.dumps([str(folder), [entry.model_dump() for entry in entries], scenarios]).encode()
+
+
 @contextmanager
 def _remove_unless_begun(folder: Path, board: Mapping[str, Any], is_new_folder: bool) -> Iterator[None]:
     """Delete what an error in the `with` block leaves in the folder of a board that had no entries before.
@@ -117,15 +132,15 @@ def _remove_unless_begun(folder: Path, board: Mapping[str, Any], is_new_folder: 
         board: The board.
         is_new_folder: Whether this command has made the folder.
     """
-    is_new_board = not board["entries"]
+    is_new_board, known = not board["entries"], {*folder.iterdir()}
     try:
         yield
     except BaseException:
         if is_new_board and is_new_folder:
             shutil.rmtree(folder)
         elif is_new_board:
-            for path in [path for path in folder.iterdir() if not path.name.startswith(".")]:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for path in {*folder.iterdir()} - known:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         raise
 
 
@@ -152,8 +167,6 @@ class _Board(StrictModel):
 def read_board(folder: Path) -> dict[str, Any]:
     """Return the board of a folder as JSON, or an empty one if the folder is empty.
 
-    Code that lies in the folder, which may be somebody else's, is imported only if the user has approved it.
-
     Raises:
         ConfigError: The folder has other files, or board.json is damaged.
     """
@@ -162,7 +175,6 @@ def read_board(folder: Path) -> dict[str, Any]:
         if [path for path in folder.iterdir() if not path.name.startswith(".")]:
             raise ConfigError(f"{folder} has no board; choose an empty or a new folder for --run-dir")
         return _Board().model_dump()
-    guard_folder(folder)
     with refuse_damage(file):
         return _Board.model_validate(read_json(file)).model_dump()
 

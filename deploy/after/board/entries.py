@@ -100,10 +100,7 @@ class BoardEntry(StrictModel):
         return str(folder / f"{self.key}.yaml")
 
     def get_recipe(self, folder: Path) -> tuple[str, list[str]]:
-        """Return the scenario that runs, and the changes of its keys: of a scenario of the user, it is their file.
-
-        Code in a board's folder may be somebody else's, so a scenario there extends none but shipped ones.
-        """
+        """Return the scenario that runs, and the changes of its keys: of a scenario of the user, it is their file."""
         if self.protocol != OWN:
             return self.get_scenario(folder), []
         values = make_evaluate_options(self.baselines)

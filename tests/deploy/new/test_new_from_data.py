@@ -290,3 +290,12 @@ def test_repeats_of_one_kind_stay_as_they_are(new, kinds):
     assert code == 0, err
     assert runs().data.events is None
     assert "warning: 50% of the events are of the item" in out
+
+
+@pytest.mark.parametrize("name", ["count", "span", "kinds"])
+def test_a_log_with_a_column_that_compression_would_add_is_left_as_it_is(new, name):
+    table = shop_log(["view", "order"])
+    pq.write_table(table.append_column(name, pa.array(range(len(table)))), "log.parquet")
+    code, _, err = new("mine.yaml", "--data", "log.parquet", "--column", "event=action")
+    assert code == 0, err
+    assert runs().data.events is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,12 @@ from nonet.models.generation.votes import (
     make_cooccurrence_counter,
 )
 from nonet.random import rng
-from nonet.samples.batches import gather_masked_items, list_prompts
+from nonet.samples.batches import (
+    find_recommendable_events,
+    gather_masked_items,
+    list_prompts,
+    locate_prompts,
+)
 from nonet.samples.sequences import ALLOW, MASK, TEST, TRAIN, VALID, CountOptions, Sequences, Transitions
 
 ITEMS = 40
@@ -286,6 +292,47 @@ def test_what_validation_chose_travels_with_the_counts(tmp_path):
     assert not np.array_equal(vote(without), vote(plain))
     assert np.array_equal(vote(Voters.open(files, _trie(), VoteOptions(decay=0.5))), vote(slow))
     assert Transitions.load(tmp_path).chosen == {"decay": 2.0, "cooccurrence": 0.2}
+
+
+@pytest.mark.parametrize(
+    "content", [{"decay": np.nan}, {"decay": -5}, {"decay": 500}, {"last": 5}, {"decay": None}, [1]]
+)
+def test_a_choice_that_validation_cannot_have_made_is_refused(tmp_path, content):
+    Transitions.write(tmp_path, _sequences(), ITEMS)
+    file = tmp_path / "meta.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chosen": content}))
+    with pytest.raises(DataError, match="not readable"):
+        Transitions.load(tmp_path)
+
+
+@pytest.mark.parametrize("repeats", [ALLOW, MASK])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_choice_is_the_most_likely_of_all_decays_and_shares(tmp_path, repeats, seed):
+    """Votes of events that are weighed one at a time, by the mixture that models use."""
+    seq = _sequences(users=30, longest=14, seed=seed, repeats=repeats)
+    split = seq.split.copy()
+    split[seq.offsets[1:] - 2] = VALID
+    seq = replace(seq, split=split)
+    table = Transitions.fit(seq, ITEMS, CountOptions(neighbours=ITEMS, reach=2, events=("buy",)))
+    pairs = count_cooccurrence(tmp_path, seq, CountOptions(neighbours=ITEMS), ITEMS)
+    users, positions = locate_prompts(seq, find_recommendable_events(seq, VALID))
+    trie, likelihood = _trie(), {}
+    target = trie.leaf_of_item[seq.item[seq.offsets[users] + positions]]
+    for decay in (1.0, 0.5, 0.7, 1.5, 2.0, 3.0):
+        for share in (0.3, 0.0, 0.1, 0.2):
+            options = VoteOptions(width=ITEMS, last=10, decay=decay, cooccurrence=share)
+            # A share of 0 still gives all votes to co-occurrence where transitions have none.
+            options = replace(options, cooccurrence=share or 1e-9)
+            votes = Voters(table, trie, options, cooccurrence=pairs).compute_votes(seq, users, positions)
+            vote = np.where(votes.leaf.numpy() == target[:, None], votes.weight.numpy(), 0).sum(1)
+            if not share:
+                has_none = VoteCounter(table, options).count_votes(seq, users, positions)[0]
+                vote[~np.isin(np.arange(len(users)), has_none)] = 0
+            likelihood[decay, share] = np.log(0.9 * vote + 0.1 / ITEMS).sum()
+    best = choose_votes(seq, table, pairs, 10, 1)
+    assert likelihood[best["decay"], best["cooccurrence"]] == pytest.approx(
+        max(likelihood.values()), abs=1e-3
+    )
 
 
 def test_a_choice_without_validation_events_is_that_of_most_data(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
 from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences, name_task
+from nonet.samples.sequences.labels import REPEAT_EVENTS
 from nonet.samples.tables import read_tables
 from nonet.workers.roles import DataSetup
 
@@ -209,7 +211,7 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
     in_memory = setup.build_with_facts()
     built, items, log = in_memory.sequences, in_memory.items, in_memory.log
     prepared = prepare_sequences(
-        options, tmp_path / "out", changes=changes, slice_rows=1400, partition_rows=1400, threads=2
+        options, tmp_path / "out", changes=setup.changes, slice_rows=1400, partition_rows=1400, threads=2
     )
     seq, there = prepared.open()
     _same(built, seq)
@@ -514,3 +516,17 @@ def test_times_take_32_bits_on_disk_where_all_fit_and_read_as_64(tmp_path, shift
     for read in (prepared.time[places], prepared.time[5:9], np.asarray(prepared.slice_users(1, 3).time)):
         assert read.dtype == np.int64
     assert prepared.slice_users(1, 3).time[:2].tolist() == built.slice_users(1, 3).time[:2].tolist()
+
+
+def test_a_click_model_sees_the_first_kind_of_a_compressed_event_and_others_all_that_training_may_know():
+    log = pa.table({"user_id": [1, 1], "item_id": [1, 1], "timestamp": [10, 20], "event": ["view", "buy"]})
+    changes = LogChanges((), False, Compress(compress=60), 20)
+    lists, clicks = changes, replace(changes, drop_unlabelled=True)
+    whole = replace(changes, training_end=None)
+    kinds = {}
+    for name, each in (("lists", lists), ("clicks", clicks), ("whole", whole)):
+        events = each.compress_events(log, None, None).events
+        kinds[name] = events[REPEAT_EVENTS].to_pylist() if REPEAT_EVENTS in events.column_names else None
+    assert kinds == {"lists": [[]], "clicks": None, "whole": [["buy"]]}
+    prints = [json.dumps(each.to_fingerprint([])) for each in (lists, clicks, whole, LogChanges())]
+    assert len(set(prints)) == 4

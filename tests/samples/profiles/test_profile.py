@@ -158,3 +158,16 @@ def test_numbers_with_zeros_in_front_are_hinted_at_and_other_texts_are_not(tmp_p
     found = read_profile(str(tmp_path / "log.parquet"), items)
     assert found.zero_padded == hint
     assert ("item ids" in format_profile(found)) == bool(hint)
+
+
+def test_a_profile_of_a_compressed_log_is_that_of_its_first_events(tables):
+    p = read_profile(*tables, period_s=86400)
+    assert (p.events, p.users_of.tolist(), p.items_of.tolist()) == (4, [0, 2, 1], [1, 4])
+    assert p.kinds == {"view": 4}
+    assert (p.immediate, p.repeats, p.duplicates) == (0, 0, 0)
+
+
+def test_events_of_one_item_on_different_days_do_not_repeat_at_once():
+    offsets, item = np.array([0, 4]), np.array([1, 1, 1, 2])
+    for time, share in (([0, 9, 86399, 86400], 0.5), ([0, 86400, 86409, 86410], 0.25), ([0, 1, 2, 3], 0.0)):
+        assert measure_profile(offsets, item, np.array(time), 3).immediate == share

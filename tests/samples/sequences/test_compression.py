@@ -11,7 +11,7 @@ from nonet.samples.batches import (
     make_window_batch,
 )
 from nonet.samples.sequences import build_sequences, compress_log, compute_label_times, expand_log
-from nonet.samples.sequences.labels import NEVER, _compute_outcomes, name_task
+from nonet.samples.sequences.labels import NEVER, REPEAT_EVENTS, _compute_outcomes, name_task
 from nonet.samples.tables import as_numbers
 
 DAY = 86400
@@ -273,3 +273,18 @@ def test_the_outcome_of_a_task_over_kinds_is_0_only_where_no_row_has_such_a_kind
     task = name_task("t", "order")
     assert _compute_outcomes("event == 'buy'", events).tolist() == [1, 0, 1]
     assert (compute_label_times(events, {task: "event == 'buy'"})[f"label time:{task}"] < NEVER).all()
+
+
+def test_kinds_from_the_end_of_training_on_do_not_count_for_events_before_it():
+    log = pa.table(
+        {
+            "user_id": [1, 1, 1, 1, 1],
+            "item_id": [1, 1, 1, 2, 2],
+            "timestamp": [10, 20, 30, 40, 50],
+            "event": ["view", "cart", "buy", "view", "buy"],
+        }
+    )
+    for end, expected in ((None, [["cart", "buy"], ["buy"]]), (30, [["cart"], ["buy"]]), (20, [[], ["buy"]])):
+        events = compress_log(log, DAY, "item", training_end=end).events
+        assert events[REPEAT_EVENTS].to_pylist() == expected
+    assert REPEAT_EVENTS not in compress_log(log, DAY, "item", has_repeat_events=False).events.column_names

@@ -11,7 +11,7 @@ import pytest
 from ring_world import Ring
 from run_folders import folder_of
 
-from nonet import yaml
+from nonet import trust, yaml
 from nonet.controller.record import RunFolder, lock_run
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.deploy.after.board import board, results
@@ -269,7 +269,9 @@ def test_a_board_that_no_board_has_written_is_refused(ring, typed, refused, star
     assert not started.began
 
 
-def test_code_in_the_folder_of_somebody_elses_board_is_not_imported(typed, started, tmp_path, write_log):
+def test_a_board_of_somebody_else_imports_no_code_before_it_is_approved(
+    typed, refused, started, tmp_path, write_log
+):
     write_log(tmp_path / "films.csv")
     started.failing.add("films-last seed-1")
     typed("board", "--data", "films.csv", "--run-dir", "b")
@@ -278,10 +280,33 @@ def test_code_in_the_folder_of_somebody_elses_board_is_not_imported(typed, start
     document = yaml.parse(scenario.read_text())
     document["evaluate"]["baselines"] = [{"use": "evil.py:Mine"}]
     scenario.write_text(yaml.dump(document))
-    code, out, _ = typed("board", "--run-dir", "b")
-    assert code == 1
-    assert "evil.py" in out
+    assert "that you have not written on this machine" in refused("board", "--run-dir", "b")
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"source": "../evil.yaml"}, {"baselines": [{"use": "evil.py:Mine"}]}], ids=str
+)
+def test_a_board_whose_entries_others_have_changed_is_refused(
+    ring, typed, refused, started, tmp_path, change
+):
+    typed("board", "--data", ring.scenario, "--run-dir", "b")
+    content = json.loads((tmp_path / "b" / "board.json").read_text())
+    content["entries"][0] |= change
+    (tmp_path / "b" / "board.json").write_text(json.dumps(content))
+    message = refused("board", "--run-dir", "b", "--seeds", "1,2")
+    assert "that you have not written on this machine" in message
+    assert "add --trust" in message
+
+
+def test_a_board_that_was_moved_continues_with_trust(ring, typed, refused, started, tmp_path, monkeypatch):
+    typed("board", "--data", f"ring={ring.scenario}", "--run-dir", "b")
+    names(started)
+    (tmp_path / "b").rename(tmp_path / "moved")
+    assert "add --trust" in refused("board", "--run-dir", "moved", "--seeds", "1,2")
+    monkeypatch.setattr(trust, "_settings", {**trust._settings})
+    assert typed("board", "--run-dir", "moved", "--seeds", "1,2", "--trust")[0] == 0
+    assert names(started) == ["ring seed-2"]
 
 
 def test_a_board_that_was_killed_while_it_imported_continues(
@@ -317,6 +342,11 @@ def test_the_users_own_folder_stays_where_a_board_is_refused(started, refused, t
         assert "--data is missing" in refused("board", "--run-dir", name)
         assert "nowhere" in refused("board", "--run-dir", name, "--data", "nowhere")
     assert not [path for path in (tmp_path / "mine").iterdir() if not path.name.startswith(".")]
+    (tmp_path / "mine" / "board.json").write_text("{}")  # of a board that was killed before its first entry
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    (tmp_path / "mine" / "link").symlink_to(tmp_path)
+    assert "nowhere" in refused("board", "--run-dir", "mine", "--data", "nowhere")
+    assert {"board.json", "thesis.txt", "link"} <= {path.name for path in (tmp_path / "mine").iterdir()}
 
 
 def test_pages_name_the_processor_the_time_and_what_is_missing(ring, started, typed, tmp_path):
