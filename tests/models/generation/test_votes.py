@@ -306,7 +306,7 @@ def test_a_choice_that_validation_cannot_have_made_is_refused(tmp_path, content)
 
 
 @pytest.mark.parametrize("repeats", [ALLOW, MASK])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_choice_is_the_most_likely_of_all_decays_and_shares(tmp_path, repeats, seed):
     """Votes of events that are weighed one at a time, by the mixture that models use."""
     seq = _sequences(users=30, longest=14, seed=seed, repeats=repeats)
@@ -328,11 +328,13 @@ def test_the_choice_is_the_most_likely_of_all_decays_and_shares(tmp_path, repeat
             if not share:
                 has_none = VoteCounter(table, options).count_votes(seq, users, positions)[0]
                 vote[~np.isin(np.arange(len(users)), has_none)] = 0
-            likelihood[decay, share] = np.log(0.9 * vote + 0.1 / ITEMS).sum()
-    best = choose_votes(seq, table, pairs, 10, 1)
-    assert likelihood[best["decay"], best["cooccurrence"]] == pytest.approx(
-        max(likelihood.values()), abs=1e-3
-    )
+            likelihood[decay, share] = np.log(0.9 * vote + 0.1 / ITEMS)
+    chosen = tuple(choose_votes(seq, table, pairs, 10, 1).values())
+    gain = max(likelihood.values(), key=np.sum) - likelihood[1.0, 0.3]
+    if gain.sum() < 2 * np.sqrt((gain**2).sum()):
+        assert chosen == (1.0, 0.3)
+        return
+    assert likelihood[chosen].sum() == pytest.approx(max(map(np.sum, likelihood.values())), abs=1e-3)
 
 
 def test_a_choice_without_validation_events_is_that_of_most_data(tmp_path):
