@@ -88,9 +88,8 @@ def _add_entries(
         ConfigError: The input is wrong, a new scenario ranks no items, or somebody else has written the board.
     """
     if not board["entries"]:
-        _write_board(
-            folder, board
-        )  # so that a board that is killed while it imports its first tables continues
+        # A board that is killed while it imports its first tables continues.
+        _write_board(folder, board)
     known = [BoardEntry(**entry) for entry in board["entries"]]
     if known and not is_approved_content(_describe_recipes(folder, known)):
         raise ConfigError(
