@@ -106,18 +106,16 @@ class SasRec(FittedInParts):
         }
         best_ndcg = dict.fromkeys(runs, -1.0)
         n_epochs, n_more = self._options.patience, self._options.patience
-        while runs:
+        while len(runs) > 1:
             for trial, epochs in runs.items():
-                for epoch in epochs if len(runs) == 1 else islice(epochs, n_more):
+                for epoch in islice(epochs, n_more):
                     best_ndcg[trial] = max(best_ndcg[trial], epoch.ndcg)
                     yield epoch
             by_ndcg = sorted(runs, key=lambda trial: (-best_ndcg[trial], trial))
-            runs = (
-                {trial: runs[trial] for trial in by_ndcg[: len(runs) - len(runs) // 2]}
-                if len(runs) > 1
-                else {}
-            )
+            runs = {trial: runs[trial] for trial in by_ndcg[: (len(runs) + 1) // 2]}
             n_epochs, n_more = 2 * n_epochs, n_epochs
+        (last_epochs,) = runs.values()
+        yield from last_epochs
 
     def _run_trial(
         self, seq: Sequences, trial: int, users: np.ndarray, positions: np.ndarray

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from nonet.models.generation.vote_counter import VoteCounter, VoteOptions
-from nonet.models.generation.votes import Votes, make_cooccurrence_counter, mix_vote_shares
+from nonet.models.generation.votes import (
+    Votes,
+    find_hidden,
+    make_cooccurrence_counter,
+    mix_vote_shares,
+)
 from nonet.random import rng
 from nonet.samples.batches import (
     find_recommendable_events,
@@ -260,8 +265,7 @@ def _compute_target_votes(
     for part in split_by_size(np.ones(len(users), np.int64), _CHUNK_EVENTS):
         prompt, item, vote = counter.count_votes(seq, users[part], positions[part])
         hidden = gather_masked_items(seq, users[part], positions[part])
-        hidden_keys = np.repeat(np.arange(len(hidden)), np.diff(hidden.offsets)) * n_items + hidden.values
-        vote = np.where(np.isin(prompt * n_items + item, hidden_keys), 0.0, vote)
+        vote = np.where(find_hidden(prompt, item, hidden, n_items), 0.0, vote)
         total_U[part] = np.bincount(prompt, weights=vote, minlength=len(hidden))
         is_target = item == target_U[part][prompt]
         vote_U[part] = np.bincount(prompt[is_target], weights=vote[is_target], minlength=len(hidden))

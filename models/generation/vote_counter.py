@@ -190,7 +190,7 @@ class VoteCounter:
         own_count = np.zeros(len(count))
 
         def add_pairs(voter: np.ndarray, other: np.ndarray, weight: np.ndarray) -> None:
-            """Count pairs of the events at the indices `voter` and `other`."""
+            """Add the weights of pairs to the counts of own pairs, given the indices of both events of each pair."""
             own_key = pair_index[voter] * n_items + own.item[other]
             cell = np.searchsorted(cell_key, own_key).clip(max=len(cell_key) - 1)
             is_kept = cell_key[cell] == own_key

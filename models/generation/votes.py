@@ -219,8 +219,7 @@ class Voters:
         prompt, item, vote = cells
         n_items, n_prompts = len(self._transitions), len(hidden.offsets) - 1
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
-        hidden_keys = np.repeat(np.arange(n_prompts), np.diff(hidden.offsets)) * n_items + hidden.values
-        can_vote = (vote > 0) & (leaf >= 0) & ~np.isin(prompt * n_items + item, hidden_keys)
+        can_vote = (vote > 0) & (leaf >= 0) & ~find_hidden(prompt, item, hidden, n_items)
         if within is not None:
             pairs = torch.from_numpy(prompt[can_vote]), torch.from_numpy(leaf[can_vote])
             can_vote[np.flatnonzero(can_vote)[within.mask_excluded_pairs(*pairs, n_prompts).numpy()]] = False
@@ -258,6 +257,19 @@ class Voters:
         similarity_PVK = np.zeros((n_prompts, width, similarity.shape[1]), np.float32)
         similarity_PVK[row, column] = similarity[best]
         return replace(votes, similarity=torch.from_numpy(similarity_PVK))
+
+
+def find_hidden(prompt: np.ndarray, item: np.ndarray, hidden: Jagged, n_items: int) -> np.ndarray:
+    """Return which (prompt, item) pairs [Z] bool are among the hidden items of their prompt.
+
+    Args:
+        prompt: Prompt of each pair [Z].
+        item: Item of each pair [Z].
+        hidden: The hidden items of each prompt.
+        n_items: Number of items I.
+    """
+    hidden_prompt = np.repeat(np.arange(len(hidden)), np.diff(hidden.offsets))
+    return np.isin(prompt * n_items + item, hidden_prompt * n_items + np.asarray(hidden.values))
 
 
 def _mix_cells(cells: VoteCells, other: VoteCells, share: float, n_prompts: int, n_items: int) -> VoteCells:

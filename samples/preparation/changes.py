@@ -132,7 +132,7 @@ class LogChanges:
         return self._compress(self.compress, filter_events(events, where), items)
 
     def _compress(self, compress: Compress, events: pa.Table, items: pa.Table | None) -> CompressedLog:
-        """Compress events.
+        """Compress checked events by the options of this run's data.
 
         The kinds of further rows count in targets, but for click models, which read the labels of earlier events: an event's
         label would be known before those rows.

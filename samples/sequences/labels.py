@@ -364,8 +364,9 @@ def _compute_outcomes(condition: str, interactions: pa.Table) -> np.ndarray:
         if pa.types.is_floating(field.type):  # NaN is a missing value.
             column = table.column(index)
             table = table.set_column(index, field, pc.if_else(pc.is_nan(column), None, column))
-    holds, fails = _match_any_kind(condition, table), np.ones(len(table), bool)
+    holds, fails = np.zeros(len(table), bool), np.ones(len(table), bool)
     for index, rows in _iterate_kinds(condition, table):
+        holds[index] |= match_rows(condition, rows)
         fails[index] &= match_rows(f"not ({condition})", rows)
     return np.select([holds, fails], [1, 0], _MISSING)
 

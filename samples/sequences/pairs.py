@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 # Shapes: N events of a part, E pairs, I items.
 RANGE_PAIRS = 1 << 24  # approximate number of pairs in a range
-_SPILLED_PAIRS = (
-    3 << 21
-)  # approximate number of pairs that are in memory at once if they are written to files
+_SPILLED_PAIRS = 3 << 21  # approximate number of pairs in memory at once if they are written to files
 EventSelector = Callable[["Sequences"], np.ndarray]
 """Returns which events of a part are counted, [N] bool."""
 

@@ -144,8 +144,7 @@ class Transitions:
                 items.append_values(item)
                 counts.append_values(count)
         np.save(folder / f"{prefix}occurs.npy", occurs.astype(np.float32))
-        no_counts = np.empty(0)
-        cls(no_counts, no_counts, no_counts, no_counts, options, until).save_meta(folder, prefix)
+        _write_meta(folder / f"{prefix}meta.json", until, options)
         return cls.load(folder, prefix)
 
     def __len__(self) -> int:
@@ -161,11 +160,8 @@ class Transitions:
         self.save_meta(folder, prefix)
 
     def save_meta(self, folder: str | Path, prefix: str = "") -> None:
-        """Write meta.json, which completes the files of transitions."""
-        new_keys = ("reverse", "cosine")  # Without these options, the bits are those of earlier versions.
-        values = {key: value for key, value in asdict(self.options).items() if value or key not in new_keys}
-        meta = {"until": self.until, **values} | ({"chosen": dict(self.chosen)} if self.chosen else {})
-        write_whole(Path(folder) / f"{prefix}meta.json", f"{json.dumps(meta, indent=1)}\n".encode())
+        """Write meta.json alone, beside arrays that `save` or `write` has written. The names begin with `prefix`."""
+        _write_meta(Path(folder) / f"{prefix}meta.json", self.until, self.options, self.chosen)
 
     @classmethod
     def load(cls, folder: str | Path, prefix: str = "") -> Transitions:
@@ -205,6 +201,16 @@ def _check_chosen(chosen: Mapping[str, Any]) -> dict[str, float]:
 def list_count_names(prefix: str = "") -> dict[str, str]:
     """Return the names of the files of `Transitions` by their content: each array, and the metadata as "meta"."""
     return {name: f"{prefix}{name}.npy" for name in _ARRAYS} | {"meta": f"{prefix}meta.json"}
+
+
+def _write_meta(
+    file: Path, until: int, options: CountOptions, chosen: Mapping[str, float] | None = None
+) -> None:
+    """Write meta.json, which completes the files of transitions."""
+    new_keys = ("reverse", "cosine")  # Without these options, the bits are those of earlier versions.
+    values = {key: value for key, value in asdict(options).items() if value or key not in new_keys}
+    meta = {"until": until, **values} | ({"chosen": dict(chosen)} if chosen else {})
+    write_whole(file, f"{json.dumps(meta, indent=1)}\n".encode())
 
 
 def _count_by_range(

@@ -268,14 +268,14 @@ def _run_entry(
         return False
     say(f"{entry.key}, seed {seed}")
     source, changes = entry.get_recipe(folder)
-    changes += _choose_baselines(entry, board["seeds"], folder)
+    changes += _list_baseline_changes(entry, board["seeds"], folder)
     path = _get_run(folder, entry, seed).path
     if not run_seed(source, changes, seed, path, board["commands"][-1]):
         raise _BoardStopped
     return True
 
 
-def _choose_baselines(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
+def _list_baseline_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
     """Return the changes of an entry's scenario: the options of baselines that its first seed chose, if that has finished."""
     report = _get_run(folder, entry, seeds[0]).read_json("report.json") or {}
     chosen = {name: facts.get("options") for name, facts in (report.get("trained") or {}).items()}

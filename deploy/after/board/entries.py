@@ -57,6 +57,11 @@ _DATA = "-data"  # the end of the names of folders of imported tables
 _NAME = re.compile(r"[A-Za-z0-9][\w+-]*")
 
 
+def _can_name_files(name: str) -> bool:
+    """Return whether a name can be a part of the names of an entry's files, and is not that of imported tables."""
+    return bool(_NAME.fullmatch(name)) and not name.endswith(_DATA)
+
+
 class BoardEntry(StrictModel):
     """One entry of a board.
 
@@ -76,7 +81,7 @@ class BoardEntry(StrictModel):
     @classmethod
     def _check_name(cls, name: str) -> str:
         """Check that the name can be a part of file names, and is not that of imported tables."""
-        if not _NAME.fullmatch(name) or name.endswith(_DATA):
+        if not _can_name_files(name):
             raise ValueError(
                 f"{name!r} cannot be a part of file names here; use letters, digits and -, and another end than {_DATA}"
             )
@@ -100,7 +105,10 @@ class BoardEntry(StrictModel):
         return str(folder / f"{self.key}.yaml")
 
     def get_recipe(self, folder: Path) -> tuple[str, list[str]]:
-        """Return the scenario that runs, and the changes of its keys: of a scenario of the user, it is their file."""
+        """Return the path or name of the scenario to run, and changes of its keys.
+
+        A scenario of the user runs from its own file, with the metrics and baselines of the board as changes.
+        """
         if self.protocol != OWN:
             return self.get_scenario(folder), []
         values = make_evaluate_options(self.baselines)
@@ -177,7 +185,7 @@ def _split_source(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).exists():
         name, path = Path(text).absolute().name.partition(".")[0], text
-    if not _NAME.fullmatch(name) or name.endswith(_DATA):
+    if not _can_name_files(name):
         raise ConfigError(
             f"--data {text}: {name!r} cannot be a part of file names; write NAME=PATH with letters, digits and - in NAME, and "
             f"another end than {_DATA}"
