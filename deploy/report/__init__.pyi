@@ -1,4 +1,5 @@
 from .beyond import build_memory_table as build_memory_table
+from .beyond import build_part_table as build_part_table
 from .beyond import build_segment_table as build_segment_table
 from .charts import choose_ticks as choose_ticks
 from .charts import format_ticks as format_ticks

@@ -154,10 +154,16 @@ def format_segment_note(report: Report) -> str:
         if untested_share
         else ""
     )
+    pair_text = (
+        "Pairs are those of an event's item and the newest item before it: the memory's counts have the pair, or both pairs of a "
+        "path over one other item, or neither. "
+        if any("steps" in facts for facts in segments.values())
+        else ""
+    )
     return (
         f"Users are split at the median of their training events{median_text}; items are split by popularity into groups "
         "with the first, second and last third of all training events. Both are also split by their training events. "
-        f"Each column shows which segments a mean comes from.{untested_text}"
+        f"{pair_text}Each column shows which segments a mean comes from.{untested_text}"
     )
 
 
@@ -192,6 +198,32 @@ def build_memory_table(report: Report) -> ReportTable:
     return ReportTable(head, rows, "Gain from the memory", groups)
 
 
+def build_part_table(report: Report) -> ReportTable:
+    """Build the table of what each part of a stage's memory gives: the scores with it less those without it."""
+    metrics = select_headline_metrics(report)
+    rows: list[list[TableCell | str]] = []
+    for stage, memory in _get_part(report, "memory").items():
+        for way, gain in (memory.get("parts") or {}).items():
+            scores = {row.name: row.scores for row in select_scores(report, search=way)}
+            cells: list[TableCell | str] = []
+            for metric in metrics:
+                cells += [
+                    format_number(scores.get(stage, {}).get(metric)),
+                    _make_gain_cell(metric, {"gain": gain}),
+                ]
+            rows.append([format_name(stage), way, *cells])
+    groups = [("", 2), *((metric, 2) for metric in metrics)]
+    head = ["", "", *("without", "gain of the part") * len(metrics)]
+    return ReportTable(head, rows, "Gain from each part of the memory", groups)
+
+
+PART_NOTE = (
+    "The same events without one part of the memory, the fitted weights unchanged: without the similarity of items with the "
+    "newest ones, the votes of items that are often in the same histories, or those of the items nearest to the user's state. A "
+    "gain is colored if its 95 % interval excludes 0."
+)
+
+
 MEMORY_NOTE = (
     "A list mixes the model's distribution p with the votes v of items that followed the user's newest items in training, as "
     "(1 - l) p + l q with q ~ p^b v^c: a larger l gives the memory more weight. m is the share in v of the items nearest to the "
@@ -221,6 +253,8 @@ def _describe_segment(facts: Mapping[str, Any]) -> str:
     """Describe the size and bounds of a segment of items, of a scene or of users."""
     if "items" in facts:
         return f"{facts['items']:,} items"
+    if "steps" in facts:
+        return {1: "counted", 2: "over one other item"}.get(facts["steps"], "neither")
     if "users" not in facts:
         return "scene"
     bounds = [

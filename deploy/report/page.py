@@ -96,6 +96,8 @@ def render_page(
         segments_note=beyond.format_segment_note(report),
         memory=beyond.build_memory_table(report),
         memory_note=beyond.MEMORY_NOTE,
+        parts=beyond.build_part_table(report),
+        parts_note=beyond.PART_NOTE,
         rewards=tables.build_reward_tables(report),
         steered=beyond.build_rl_tables(report),
         users=_collect_users(report),

@@ -6,7 +6,7 @@ position) pair, and beams and scores follow the model's distribution over the se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,28 +135,32 @@ class Recommender:
         )
         return Beams(beams.item.cpu(), beams.sid.cpu(), beams.logp.cpu(), beams.valid.cpu())
 
-    @torch.no_grad()
     def score_catalogue(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Compute the log-probability [U, I] in nats of every catalogue item for each prompt, without masking any item."""
-        return self._score_with_and_without_votes(batch, users, positions)[0].cpu()
+        return self.score_with_voters(batch, users, positions, [self.voters])[0]
 
     @torch.no_grad()
-    def score_with_and_without_votes(
-        self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the scores of `score_catalogue` with and without the memory's votes, [U, I] each, in one pass."""
-        mixed, unmixed = self._score_with_and_without_votes(batch, users, positions)
-        return mixed.cpu(), unmixed.cpu()
+    def score_with_voters(
+        self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray, voters: Sequence[Voters | None]
+    ) -> list[Tensor]:
+        """Compute the scores of `score_catalogue` [U, I] with each of these voters, in one pass of the model.
 
-    def _score_with_and_without_votes(
-        self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the result of `score_with_and_without_votes` on the device of the model."""
-        cache, votes = self.prefill(batch), self.compute_votes(users, positions)
-        unmixed = score_items(self.model, cache, self.corpus.trie)
-        if votes is None:
-            return unmixed, unmixed
-        return mix_votes(self.model, self.corpus.trie, unmixed, votes, cache.state), unmixed
+        Args:
+            batch: The batch of the prompts.
+            users: User of each prompt [U].
+            positions: Number of events before each prompt [U].
+            voters: Voters of a memory, such as `Voters.leave_out` returns; None for the model alone.
+        """
+        cache = self.prefill(batch)
+        own_UI = score_items(self.model, cache, self.corpus.trie)
+        scores = []
+        for each in voters:
+            if each is None:
+                scores.append(own_UI.cpu())
+                continue
+            votes = self._compute_votes(each, self.corpus.seq, users, positions)
+            scores.append(mix_votes(self.model, self.corpus.trie, own_UI, votes, cache.state).cpu())
+        return scores
 
     def compute_votes(
         self,
@@ -177,11 +181,15 @@ class Recommender:
         """
         if self.voters is None:
             return None
-        if self.voters.nearest:
-            self._refresh_item_rows(self.voters)
         seq = self.corpus.seq if seq is None else seq
+        return self._compute_votes(self.voters, seq, users, positions, hidden, within)
+
+    def _compute_votes(self, voters: Voters, seq: Sequences, *prompts: Any) -> Votes:
+        """Compute the votes of voters, on the model's device; the arguments are those of `compute_votes`."""
+        if voters.nearest:
+            self._refresh_item_rows(voters)
         weights = compute_similarity_weights(self.model)
-        return self.voters.compute_votes(seq, users, positions, hidden, within, weights).to(self.device)
+        return voters.compute_votes(seq, *prompts, similarity_weights=weights).to(self.device)
 
     def _refresh_item_rows(self, voters: Voters) -> None:
         """Give the voters the present rows of their items, which are read only if the reader has a new version.

@@ -150,6 +150,28 @@ class Voters:
         """Names of the signals whose similarity with the voters counts."""
         return self._options.signals
 
+    @property
+    def parts(self) -> list[str]:
+        """Names of the parts that `leave_out` knows: "similarity", "co-occurrence" and "nearest items", those that vote."""
+        votes = {
+            "similarity": self._signals is not None,
+            "co-occurrence": self._cooccurrence is not None,
+            "nearest items": self.nearest,
+        }
+        return [name for name, does_vote in votes.items() if does_vote]
+
+    def leave_out(self, part: str) -> Voters:
+        """Return the same voters without one of `parts`; with the same item rows, if these were read."""
+        other = copy(self)
+        match part:
+            case "similarity":
+                other._signals = None
+            case "co-occurrence":
+                other._cooccurrence = None
+            case _:
+                other._options = replace(self._options, nearest=False)
+        return other
+
     @cached_property
     def items(self) -> np.ndarray:
         """Items [C] that can vote by nearness: those of the catalogue with a counted event, ordered by leaf."""

@@ -16,6 +16,7 @@ from nonet.deploy.report import (
     TableCell,
     build_difference_table,
     build_memory_table,
+    build_part_table,
     build_segment_table,
     find_strongest_baseline,
     format_name,
@@ -212,6 +213,8 @@ def _list_tables(entry: Mapping[str, Any]) -> Iterator[ReportTable]:
     if entry["alone"]:
         yield _build_plain_table(entry["alone"], "The model alone, without its memory")
         yield _name_seed(build_memory_table(entry["report"]), entry)
+        if parts := build_part_table(entry["report"]):
+            yield _name_seed(parts, entry)
     metrics = select_headline_metrics(to_report(entry))
     yield build_difference_table(_select_differences(entry, metrics))
     yield _name_seed(build_segment_table(entry["report"]), entry)

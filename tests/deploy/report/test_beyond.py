@@ -5,6 +5,7 @@ from __future__ import annotations
 from nonet.deploy.report.beyond import (
     build_list_table,
     build_memory_table,
+    build_part_table,
     build_segment_table,
     format_list_note,
     format_sampled_note,
@@ -25,9 +26,12 @@ def ranked(recall, **groups):
 
 
 def report():
-    tail = {"tail items": 0.02, "short histories": 0.2}
-    stage = ranked(0.3, **{"tail items": 0.07, "short histories": 0.25})
-    stage["test"]["model alone"] = {"all": {"recall@10": 0.21}}
+    tail = {"tail items": 0.02, "short histories": 0.2, "pairs of training": 0.3}
+    stage = ranked(0.3, **{"tail items": 0.07, "short histories": 0.25, "pairs of training": 0.5})
+    stage["test"] |= {
+        "model alone": {"all": {"recall@10": 0.21}},
+        "without similarity": {"all": {"recall@10": 0.28}},
+    }
     return {
         "data": {"share_only_trained": 0.125},
         "baselines": {"popularity": {"recall@10": 0.1}, "transition_counter": {"recall@10": 0.2}},
@@ -42,6 +46,7 @@ def report():
             "short histories": {"events": 50, "users": 10, "most": 42.0},
             "long histories": {"events": 0, "users": 0, "above": 42.0},
             "tail items": {"events": 20, "items": 1234},
+            "pairs of training": {"events": 30, "steps": 1},
         },
         "memory": {
             "pretrain": {
@@ -49,6 +54,7 @@ def report():
                 "b": 0.5,
                 "c": 1.2,
                 "gain": {"recall@10": {"diff": 0.09, "low": 0.05, "high": 0.12}},
+                "parts": {"without similarity": {"recall@10": {"diff": 0.02, "low": -0.01, "high": 0.05}}},
             }
         },
     }
@@ -75,7 +81,10 @@ def test_segments_set_the_last_stage_beside_the_strongest_baseline_and_leave_emp
     assert texts(table) == [
         ["short histories", "50", "0.2500", "0.2000"],
         ["tail items", "20", "0.0700", "0.0200"],
+        ["pairs of training", "30", "0.5000", "0.3000"],
     ]
+    assert table.rows[2][0].small == "counted"
+    assert "over one other item" in format_segment_note(report())
     assert table.rows[1][0].small == "1,234 items"
     assert "(42)" in format_segment_note(report())
     assert "12.5 % of the users have no test event" in format_segment_note(report())
@@ -85,6 +94,17 @@ def test_a_memory_has_one_row_a_stage_with_its_weights_and_what_it_adds():
     table = build_memory_table(report())
     assert texts(table) == [["pretrain", "0.250", "0.500", "1.200", "0.3000", "0.2100", "+0.0900"]]
     assert table.rows[0][-1].tone == 1
+
+
+def test_each_part_of_a_memory_has_a_row_with_what_it_adds():
+    table = build_part_table(report())
+    assert texts(table) == [["pretrain", "without similarity", "0.2800", "+0.0200"]]
+    assert table.rows[0][-1].tone != 1
+    old = report()
+    del old["memory"]["pretrain"]["parts"]
+    assert not build_part_table(old)
+    assert "Gain from each part" in render_page(report())
+    assert "Gain from each part" not in render_page(old)
 
 
 def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():

@@ -200,6 +200,16 @@ def test_leaves_are_selected_by_votes_and_similarity():
     assert unweighted.weight.tolist() == without.weight.tolist()
 
 
+def test_voters_without_similarity_are_those_of_a_memory_without_signals():
+    voters, plain, seq, users, positions = make_voting(width=10)
+    assert (voters.parts, plain.parts) == (["similarity"], [])
+    left = voters.leave_out("similarity").compute_votes(seq, users, positions, similarity_weights=(2.0, 1.0))
+    expected = plain.compute_votes(seq, users, positions)
+    assert left.similarity is None
+    assert (left.leaf.tolist(), left.weight.tolist()) == (expected.leaf.tolist(), expected.weight.tolist())
+    assert voters.parts == ["similarity"]
+
+
 def test_a_prompt_has_the_same_votes_alone_and_among_others():
     voters, _, seq, users, positions = make_voting(width=10)
     together = voters.compute_votes(seq, users, positions, similarity_weights=(1.1, 0.7))

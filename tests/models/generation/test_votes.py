@@ -355,6 +355,10 @@ def test_a_memory_without_its_counts_of_cooccurrence_is_refused(tmp_path):
     both = Voters.open(files, trie, options).compute_votes(seq, users, positions)
     alone = Voters.open(files, trie, VoteOptions()).compute_votes(seq, users, positions)
     assert not np.array_equal(both.weight.numpy(), alone.weight.numpy())
+    voters = Voters.open(files, trie, options)
+    assert voters.parts == ["co-occurrence"]
+    left = voters.leave_out("co-occurrence").compute_votes(seq, users, positions)
+    assert (left.leaf.tolist(), left.weight.tolist()) == (alone.leaf.tolist(), alone.weight.tolist())
     _forget(table, ITEMS + 1).save(tmp_path)
     with pytest.raises(DataError, match="co-occurrence of"):
         Voters.open(list_memory_files(tmp_path), trie, options)

@@ -14,7 +14,9 @@ from nonet.models.generation import get_signal_weights, set_signal_weights
 from nonet.models.tokenizer import compute_signals
 from nonet.samples.batches import list_prompts, make_training_batch
 from nonet.samples.sequences import TEST, TRAIN
+from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
+from nonet.workers.roles.evaluation.options import Evaluate
 
 BOTH = "model.memory={voters: [transitions, nearest], width: 6}"
 
@@ -87,6 +89,31 @@ def test_similarity_counts_alike_in_the_live_model_and_in_its_commit(alike, tmp_
     assert mine.tolist() == theirs.tolist()
     set_signal_weights(again.model, [0.0])
     assert again.score_catalogue(again.batch(users, positions), users, positions).tolist() != theirs.tolist()
+
+
+def test_an_evaluation_also_ranks_without_each_part_of_the_memory(alike, tmp_path):
+    model = alike.trainer.model
+    model.memory.copy_(model.memory.new_tensor([0.6, 0.2, 1.0, 0.5]))
+    set_signal_weights(model, [4.0])
+    commit = alike.save(tmp_path / "commit")
+    evaluator = Evaluator(alike.run, Evaluate(metrics=["recall@2", "ndcg@5"], width=4))
+    evaluator.open(alike.ring.folders, str(tmp_path / "results"))
+    result = evaluator.evaluate("pretrain", str(commit))
+    without = ["without similarity", "without nearest items"]
+    test = result["detail"]["test"]
+    assert list(test) == ["exhaustive", "model alone", *without, "beam"]
+    for way in without:
+        for metric, gain in result["memory"]["parts"][way].items():
+            assert gain["diff"] == pytest.approx(test["exhaustive"]["all"][metric] - test[way]["all"][metric])
+    # A part without weight counts for nothing, so it is the part left out.
+    weights, signal_weights = model.memory.clone(), get_signal_weights(model)
+    for way, share, g in ((without[0], 0.5, 0.0), (without[1], 0.0, 4.0)):
+        model.memory[3] = share
+        set_signal_weights(model, [g])
+        same = evaluator.evaluate("same", str(alike.save(tmp_path / f"{share}")))
+        assert same["detail"]["test"]["exhaustive"]["all"]["ndcg@5"] == test[way]["all"]["ndcg@5"]
+    model.memory.copy_(weights)
+    set_signal_weights(model, signal_weights)
 
 
 def test_leaves_of_both_voters_have_their_similarity(alike):

@@ -19,6 +19,7 @@ from nonet.samples.batches.prompt_rows import (
     list_prompts,
     locate_events,
 )
+from nonet.samples.sequences import CountOptions, Transitions
 from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.samples.tokenised import read_items
 from nonet.workers.roles.evaluation import evaluator as evaluators
@@ -60,7 +61,7 @@ def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_event
     occurs, order = np.array([1, 6, 0, 2, 3]), np.array([3, 0, 4, 2, 1])  # 12 events: 6 | 3, 2 | 1, 0
     segments, seq = EventSegments(occurs, order), Histories(5, 40, 9, 1000)
     users, target = np.array([0, 0, 1, 2]), np.array([1, 4, 0, 2])  # nobody asks about user 3
-    groups = segments.group_events(seq, users, target)
+    groups = segments.group_events(seq, users, np.zeros(4, np.int64), target)
     assert {name: np.flatnonzero(member).tolist() for name, member in groups.items()} == {
         "short histories": [0, 1, 3],
         "long histories": [2],
@@ -76,7 +77,7 @@ def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_event
         "items of 5 to 19 events": [0],
         "items of 20 or more events": [],
     }
-    facts = segments.describe(seq, users, target)
+    facts = segments.describe(seq, users, groups)
     assert facts["short histories"] == {"events": 3, "users": 2, "most": 9.0}
     assert facts["long histories"] == {"events": 1, "users": 1, "above": 9.0}
     assert [facts[name]["items"] for name in ("head items", "middle items", "tail items")] == [1, 1, 3]
@@ -85,10 +86,42 @@ def test_users_are_split_at_the_median_and_items_by_the_thirds_of_training_event
     assert facts["users of 5 to 19 events"] == {"events": 3, "users": 2}
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_pairs_are_those_of_the_newest_item_and_counted_directly_over_one_item_or_not_at_all(ring, strict):
+    there = ring.corpus()
+    seq, occurs = replace(there.seq, strict=strict), np.ones(len(there.items))
+    table = Transitions.fit(seq, len(occurs), CountOptions(reach=1))
+    segments = EventSegments(occurs, np.arange(len(occurs)), table)
+    users, positions = list_prompts(seq, TEST)
+    target = seq.item[locate_events(seq, users, positions)].astype(np.int64)
+    target[::3] = (target[::3] + 7) % len(occurs)
+    groups = segments.group_events(seq, users, positions, target)
+    follows = np.zeros((len(occurs), len(occurs)))
+    for item in range(len(occurs)):
+        follows[item, table.item[table.row[item] : table.row[item + 1]]] = 1
+    names = ("pairs of training", "pairs two steps apart", "new pairs")
+    newest = [items[-1] if len(items) else None for items in gather_seen_items(seq, users, positions)]
+    for index, (before, item) in enumerate(zip(newest, target, strict=True)):
+        steps = (
+            2
+            if before is None
+            else 0
+            if follows[before, item]
+            else 1
+            if (follows @ follows)[before, item]
+            else 2
+        )
+        assert [bool(groups[name][index]) for name in names] == [name == names[steps] for name in names]
+    facts = segments.describe(seq, users, groups)
+    assert [facts[name]["steps"] for name in names] == [1, 2, 0]
+    assert all(facts[name]["events"] for name in names)
+
+
 def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path):
     result = _evaluator(ring.world().run, ring, tmp_path).evaluate_baseline("popularity")
     detail, facts = result["detail"]["test"]["exhaustive"], result["segments"]
-    for names in (("short histories", "long histories"), ("head items", "middle items", "tail items")):
+    pairs = ("pairs of training", "pairs two steps apart", "new pairs")
+    for names in (("short histories", "long histories"), ("head items", "middle items", "tail items"), pairs):
         there = [name for name in names if name in detail]
         events = np.array([facts[name]["events"] for name in there])
         of_parts = events @ np.array([detail[name]["recall@2"] for name in there]) / events.sum()

@@ -1,4 +1,4 @@
-"""The model of a checkpoint with its sparse rows, and its scores with and without the memory."""
+"""The model of a checkpoint with its sparse rows, and its scores with and without parts of the memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from nonet.workers.devices import HOST
 from nonet.workers.roles import RunSetup
 
 # Shapes: P prompts, I items.
+
+ALONE = "model alone"
+"""Way of ranking with a memory's model alone, without votes; other ways are "exhaustive", "beam" and "without PART"."""
 
 
 def load_recommender(
@@ -54,15 +57,17 @@ def load_recommender(
 
 
 class ModelScores:
-    """A score function: the log-probabilities of a model with its memory, if it has one.
-
-    Attributes:
-        own: Scores [P, I] of the model alone, without its memory, in the last call; None without a memory.
-    """
+    """A score function: the log-probabilities of a model with its memory, if it has one."""
 
     def __init__(self, recommender: Recommender):
         self._recommender = recommender
-        self.own: np.ndarray | None = None
+
+    @property
+    def ablations(self) -> list[str]:
+        """Names of what `compute_with_ablations` returns: the model alone, then the memory without each of several parts."""
+        voters = self._recommender.voters
+        parts = [] if voters is None else voters.parts
+        return [] if voters is None else [ALONE, *(f"without {part}" for part in parts)]
 
     def get_fitted_weights(self) -> dict[str, float]:
         """Return the fitted weights of the memory: l, b and c, m if nearest items vote, and g of each signal."""
@@ -75,10 +80,18 @@ class ModelScores:
         return dict(zip("lbc", get_memory_weights(model), strict=True)) | nearest_weight | signal_weights
 
     def __call__(self, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the scores of all items for prompts, [P, I], and set `own`."""
+        """Return the scores of all items for prompts, [P, I]."""
         batch = self._recommender.batch(users, positions)
-        if self._recommender.voters is None:
-            return self._recommender.score_catalogue(batch, users, positions).numpy()
-        mixed, own = self._recommender.score_with_and_without_votes(batch, users, positions)
-        self.own = own.numpy()
-        return mixed.numpy()
+        return self._recommender.score_catalogue(batch, users, positions).numpy()
+
+    def compute_with_ablations(
+        self, users: np.ndarray, positions: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the scores of all items for prompts, [P, I], and those of each of `ablations` with the same weights."""
+        voters = self._recommender.voters
+        assert voters is not None, "there are ablations of a memory only"
+        ablated = [None, *(voters.leave_out(part) for part in voters.parts)]
+        batch = self._recommender.batch(users, positions)
+        scores = self._recommender.score_with_voters(batch, users, positions, [voters, *ablated])
+        whole, *others = (each.numpy() for each in scores)
+        return whole, dict(zip(self.ablations, others, strict=True))

@@ -2,7 +2,7 @@
 
 A subject is what is evaluated: a model or a baseline. The same items are masked for every subject and in both ways of ranking.
 Events may be cut into shares, one per worker of an evaluator; the combined shares equal the result of one worker. One pass over
-the test events also computes statistics of the lists and, for a model with a memory, the ranks of the model alone.
+the test events also computes statistics of the lists and, for a model with a memory, the ranks without its parts.
 
 If there are more users than `evaluate.users`, that number is drawn with the run's seed. For a catalogue above 25,000 items, whose
 exhaustive scores take seconds per prompt, a model is ranked by beam alone: targets outside the beam are missed, so its metrics
@@ -45,7 +45,7 @@ from nonet.samples.batches import (
 from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
-from nonet.workers.roles.evaluation.model_of_commit import ModelScores
+from nonet.workers.roles.evaluation.model_of_commit import ALONE, ModelScores
 from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.evaluation.segments import EventSegments
 from nonet.workers.roles.evaluation.shown import ShownUsers
@@ -55,8 +55,6 @@ from nonet.workers.roles.evaluation.shown import ShownUsers
 SPLITS = {"valid": VALID, "test": TEST}
 SHUFFLED = "shuffled"
 """Name of the split of test events with ties in time shuffled."""
-ALONE = "model alone"
-"""Way of ranking with a memory's model alone, without votes; other ways are "exhaustive" and "beam"."""
 SHOWN_USERS, SHOWN_ITEMS = 8, 5
 """Number of users that reports show, and of the items that they show per user."""
 _CHUNK_EVENTS = 256  # Maximum number of events per chunk.
@@ -112,7 +110,8 @@ class Ranker:
         else:
             self._occurs = Popularity(len(corpus.items)).fit(corpus.seq).popularity
         self.tie = make_tie_order(self._occurs, run.seed)
-        self._segments = EventSegments(self._occurs, self.tie)
+        transitions = corpus.transitions if "transitions" in corpus.folders else None
+        self._segments = EventSegments(self._occurs, self.tie, transitions)
         items = corpus.items
         has_categories = "categories" in items.column_names
         self._categories = ItemCategories.from_column(items["categories"]) if has_categories else None
@@ -121,6 +120,7 @@ class Ranker:
     def set_corpus(self, corpus: Corpus) -> None:
         """Replace the corpus whose held-out events are ranked by one over the same items."""
         self.corpus = corpus
+        self._segments_by_split: dict[str, dict[str, np.ndarray]] = {}
         max_users, seed = self._options.most_users, self._run.seed
         drawn = {
             name: sample_counted_prompts(corpus.seq, split, max_users, seed) for name, split in SPLITS.items()
@@ -180,15 +180,19 @@ class Ranker:
         result: dict[str, Any] = {"detail": detail, "shown": whole.shown}
         if whole.quality is not None:
             users, positions = self.prompts["test"]
-            facts = self._segments.describe(self.corpus.seq, users, self.get_target_items(users, positions))
+            facts = self._segments.describe(self.corpus.seq, users, self._find_segments("test"))
             scenes = self._find_scene_events(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             result |= {"lists": whole.quality.summarise(), "segments": facts}
         if sampled := self._describe_sampling(ranks):
             result["sampled"] = sampled
         if whole.weights is not None:
-            gain = self.compare_ranks(ranks["test.exhaustive"], ranks[f"test.{ALONE}"])
-            result["memory"] = {**whole.weights, "gain": gain}
+            gains = {
+                way: self.compare_ranks(ranks["test.exhaustive"], ranks[f"test.{way}"])
+                for way in whole.boards["test"]
+                if way not in ("exhaustive", "beam")
+            }
+            result["memory"] = {**whole.weights, "gain": gains.pop(ALONE), "parts": gains}
         return result, ranks
 
     def _describe_sampling(self, ranks: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -254,7 +258,7 @@ class Ranker:
         split: str,
         events: slice | np.ndarray,
         quality: ListQuality | None = None,
-        model_alone_board: Scoreboard | None = None,
+        ablation_boards: Mapping[str, Scoreboard] | None = None,
     ) -> Scoreboard:
         """Rank events by the scores of all items.
 
@@ -263,7 +267,7 @@ class Ranker:
             split: Name of the split.
             events: Which events of the split are ranked.
             quality: Collects statistics of the lists; None for none.
-            model_alone_board: Collects the ranks by the model alone, if it has a memory; None for none.
+            ablation_boards: Collect the ranks without a part of the memory, by `ModelScores.ablations`; None for none.
 
         Returns:
             The scoreboard of the events.
@@ -273,7 +277,10 @@ class Ranker:
         metric_depth = list_depth(self._options.metrics, self._options.width)
         depth = max(metric_depth, _LISTED_ITEMS if quality is not None else 0)
         for p in self._iterate_chunks(len(users), len(self.corpus.items)):
-            chunk_scores = scores(users[p], positions[p])
+            if ablation_boards and isinstance(scores, ModelScores):
+                chunk_scores, ablated = scores.compute_with_ablations(users[p], positions[p])
+            else:
+                chunk_scores, ablated = scores(users[p], positions[p]), {}
             masked = gather_masked_items(self.corpus.seq, users[p], positions[p])
             best = self._select_best(chunk_scores, depth, masked) if depth else None
             if isinstance(chunk_scores, SparseScores):
@@ -283,9 +290,8 @@ class Ranker:
             board.add(ranks, best[:, :metric_depth] if best is not None and metric_depth else None)
             if quality is not None and best is not None:
                 quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
-            model_alone_PI = scores.own if isinstance(scores, ModelScores) else None
-            if model_alone_board is not None and model_alone_PI is not None:
-                model_alone_board.add(rank_of_target_np(model_alone_PI, target_P[p], masked, self.tie))
+            for way, ablated_PI in ablated.items():
+                ablation_boards[way].add(rank_of_target_np(ablated_PI, target_P[p], masked, self.tie))
         return board
 
     def rank_by_beam(
@@ -357,12 +363,13 @@ class Ranker:
         if not is_test:
             boards = {"exhaustive": self.rank_exhaustively(scores, split, events)}
         else:
-            alone_board, _, _ = self._make_scoreboard(
-                split, events, select_event_metrics(self._options.metrics)
-            )
-            boards = {"exhaustive": self.rank_exhaustively(scores, split, events, part.quality, alone_board)}
-            if len(alone_board) and isinstance(scores, ModelScores):
-                boards[ALONE] = alone_board
+            metrics = select_event_metrics(self._options.metrics)
+            ablation_boards = {
+                way: self._make_scoreboard(split, events, metrics)[0]
+                for way in (scores.ablations if isinstance(scores, ModelScores) else ())
+            }
+            board = self.rank_exhaustively(scores, split, events, part.quality, ablation_boards)
+            boards = {"exhaustive": board, **ablation_boards}
         if recommender is not None:
             boards["beam"] = self.rank_by_beam(recommender, split, events)
         return boards
@@ -383,8 +390,7 @@ class Ranker:
         if (target := self._run.target or "") in self.corpus.seq.targets:
             located = locate_events(self.corpus.seq, users, positions)
             groups["target"] = self.corpus.seq.find_targets(target, located)
-        groups |= self._segments.group_events(self.corpus.seq, users, self.get_target_items(users, positions))
-        groups |= self._find_scene_events(users, positions)
+        groups |= self._find_segments(split) | self._find_scene_events(users, positions)
         groups_of_events = {name: member[events] for name, member in groups.items()}
         names = self._options.metrics if metrics is None else metrics
         return (
@@ -392,6 +398,15 @@ class Ranker:
             users[events],
             positions[events],
         )
+
+    def _find_segments(self, split: str) -> dict[str, np.ndarray]:
+        """Return the mask of a split's events [P] in each segment."""
+        if split not in self._segments_by_split:
+            users, positions = self.prompts[split]
+            self._segments_by_split[split] = self._segments.group_events(
+                self.corpus.seq, users, positions, self.get_target_items(users, positions)
+            )
+        return self._segments_by_split[split]
 
     def _find_scene_events(self, users: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Return the mask of the events [P] in each scene of the run's RL stages, by "column scene"."""
@@ -409,14 +424,15 @@ class Ranker:
 
         Users and positions stay the same.
         """
-        original = self.corpus
+        original, segments = self.corpus, self._segments_by_split
+        self._segments_by_split = {}
         self.corpus = original.replace_events(shuffle_ties(original.seq, self._run.seed))
         if recommender is not None:
             recommender.corpus = self.corpus
         try:
             yield
         finally:
-            self.corpus = original
+            self.corpus, self._segments_by_split = original, segments
             if recommender is not None:
                 recommender.corpus = original
 
