@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
@@ -280,7 +280,7 @@ def build_model(config: Options, codes: Sequence[int], features: Mapping[str, in
     model = load_heavy(MODELS.get(options.pop("use", "sid_decoder")).build)(options, codes, features, seed)
     if memory:
         row_width = features["item"] if "nearest" in memory else None
-        load_heavy("nonet.models.generation:attach")(model, seed, row_width, signals)
+        load_heavy("nonet.models.generation:attach")(model, seed, row_width, signals, "cold" in memory)
     return model
 
 
@@ -294,10 +294,11 @@ class Memory(StrictModel):
     """A memory of items that voters vote for, mixed with the model's scores (`nonet.models.generation.memory`)."""
 
     voters: Annotated[
-        list[Literal["transitions", "cooccurrence", "nearest"]],
+        list[Literal["transitions", "cooccurrence", "nearest", "cold"]],
         Field(
             description="transitions: items that follow a user's events; cooccurrence: items that are often in the same "
-            "histories; nearest: items whose rows are nearest to the user's state"
+            "histories; nearest: items whose rows are nearest to the user's state; cold: items without training events that are "
+            "similar to the user's newest ones in `signals`"
         ),
     ] = ["transitions"]
     width: Annotated[
@@ -346,7 +347,9 @@ class Memory(StrictModel):
     def _check_voters(cls, voters: list[str]) -> list[str]:
         """Check that transitions are among the voters, and that no voter is listed twice."""
         if "transitions" not in voters or len(set(voters)) < len(voters):
-            raise ValueError("voters must be transitions, alone or with cooccurrence and nearest, each once")
+            raise ValueError(
+                "voters must be transitions, alone or with cooccurrence, nearest and cold, each once"
+            )
         return voters
 
     @field_validator("decay")
@@ -369,7 +372,18 @@ class Memory(StrictModel):
         """Check that no signal is listed twice."""
         if len(set(signals)) < len(signals):
             raise ValueError("name each signal once")
+        if "cold items" in signals:
+            raise ValueError(
+                "a signal may not be called 'cold items', as a weight of the memory is; rename the column"
+            )
         return signals
+
+    @model_validator(mode="after")
+    def _check_cold(self) -> Memory:
+        """Check that cold items can be compared."""
+        if "cold" in self.voters and not self.signals:
+            raise ValueError("the voter cold needs signals, columns by which items are similar")
+        return self
 
 
 class Model(Replaceable):
@@ -407,6 +421,7 @@ class Model(Replaceable):
             **memory.model_dump(include={"width", "last", "fade", *new_keys}),
             **({"cooccurrence": _COOCCURRENCE_SHARE} if "cooccurrence" in memory.voters else {}),
             "nearest": "nearest" in memory.voters,
+            **({"cold": True} if "cold" in memory.voters else {}),
         }
 
     def list_voters(self) -> list[str]:

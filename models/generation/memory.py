@@ -26,7 +26,7 @@ from nonet.models import PromptCache, SidModel
 from nonet.models.generation.logprob import SortedLeaves, compute_path_log_probs, find_leaves, log_prob_from
 from nonet.models.generation.nearest import QUERY
 from nonet.models.generation.trie import Trie
-from nonet.models.generation.votes import Votes
+from nonet.models.generation.votes import COLD_SIGNAL, Votes
 
 # Shapes: U prompts, W leaves to score, V voted leaves, L levels, K signals.
 
@@ -44,7 +44,9 @@ _MIN_VOTE_EXPONENT = 0.25  # With a c below it, leaves are selected as with it: 
 _QUERY_STD = 0.05  # Standard deviation of the initial query matrix.
 
 
-def attach(model: Any, seed: int = 0, row_width: int | None = None, signals: Sequence[str] = ()) -> None:
+def attach(
+    model: Any, seed: int = 0, row_width: int | None = None, signals: Sequence[str] = (), cold: bool = False
+) -> None:
     """Add the memory weights (l, b, c) to a model as a buffer with their initial values.
 
     Args:
@@ -53,10 +55,11 @@ def attach(model: Any, seed: int = 0, row_width: int | None = None, signals: Seq
         row_width: Width of an item's embedding row, to let the items nearest to the model's state vote too. Adds their share m of
             the votes to the weights, and to the model a matrix that maps a state to a query for rows. None for no such votes.
         signals: Names of the signals [K].
+        cold: Whether cold items get votes too, with a weight beside those of the signals.
     """
     initial = _INITIAL_WEIGHTS if row_width is None else (*_INITIAL_WEIGHTS, _INITIAL_NEAREST_SHARE)
     model.register_buffer(MEMORY_WEIGHTS, torch.tensor(initial, dtype=torch.float32))
-    for name in signals:
+    for name in [*signals, COLD_SIGNAL] if cold else signals:
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]
         model.register_buffer(f"{SIGNAL_WEIGHT}{digest}", torch.tensor(_INITIAL_SIGNAL_WEIGHT))
     if row_width is None:

@@ -22,9 +22,10 @@ from nonet.errors import DataError
 from nonet.ranges import expand_ranges
 
 # Shapes: I items, K signals, F words of all signals, E (item, word) pairs, P prompts, Y (prompt, voter) pairs, Z (prompt, item)
-# pairs to compare.
+# pairs to compare, C items to search.
 
 FORMAT = 1
+_MAX_PRODUCTS = 1 << 22  # Products of words and prompts that are in memory at once.
 _ARRAYS = ("row", "word", "value")
 SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
     "signal_words": "signal_words.parquet"
@@ -172,6 +173,60 @@ class Profiles:
         cells = source if n_signals == 1 else source * n_signals + signals.signal_of_word[word]
         sums = np.bincount(cells, weights=product, minlength=len(item) * n_signals)
         return sums.astype(np.float32).reshape(len(item), n_signals)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemSearch:
+    """Finds, of a set of items, those that are most similar to the voters of prompts; time grows with the words of the set.
+
+    Attributes:
+        signals: The words of all items.
+        items: The items of the set [C], ascending.
+        word: Their words, in the order of the items [E].
+        place: Index in `items` of each word's item [E].
+        value: Weight of each word of an item [E].
+    """
+
+    signals: ItemSignals
+    items: np.ndarray
+    word: np.ndarray
+    place: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, signals: ItemSignals, items: np.ndarray) -> ItemSearch:
+        """Collect the words of a set of items [C]."""
+        pair, offsets = expand_ranges(signals.row[items], signals.row[items + 1])
+        place = np.repeat(np.arange(len(items)), np.diff(offsets))
+        return cls(signals, items, signals.word[pair], place, signals.value[pair])
+
+    def find_similar(self, profiles: Profiles, weights: np.ndarray, n_best: int) -> tuple[np.ndarray, ...]:
+        """Find the items with the highest sum of weighted similarities, above 0, for each prompt.
+
+        Args:
+            profiles: The words of the voters.
+            weights: Weight of each signal [K].
+            n_best: Number of items per prompt; all items that are as similar as the last one are found.
+
+        Returns:
+            Prompt [Z], item [Z] and weighted similarity [Z] of (prompt, item) pairs, by prompt.
+        """
+        column = profiles.column_of_word[self.word]
+        used = np.flatnonzero(column < profiles.sums.shape[1] - 1)
+        place, start = np.unique(self.place[used], return_index=True)
+        column, value = column[used], self.value[used] * weights[self.signals.signal_of_word[self.word[used]]]
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        for p in range(
+            0, len(profiles.sums) if len(place) else 0, size := max(1, _MAX_PRODUCTS // len(used))
+        ):
+            products = profiles.sums[p : p + size, column].T * value[:, None]
+            scores = np.add.reduceat(products, start, axis=0).T
+            if scores.shape[1] > n_best:
+                last = -np.partition(-scores, n_best - 1, axis=1)[:, n_best - 1]
+                scores[scores < last[:, None]] = 0
+            prompt, found = np.nonzero(scores > 0)
+            parts.append((prompt + p, self.items[place[found]], scores[prompt, found].astype(np.float64)))
+        return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
 def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) -> ItemSignals | None:

@@ -37,6 +37,7 @@ class VoteOptions:
         decay: Exponent of the weight k^-decay of the k-th newest event, instead of `fade`; None for `fade`.
         signals: Names of the signals whose similarity with the voters counts.
         cooccurrence: Share of the votes that comes from co-occurring items; 0 without this voter.
+        cold: Whether items without a counted event get votes by their similarity with the voters.
     """
 
     width: int = 64
@@ -46,6 +47,7 @@ class VoteOptions:
     decay: float | None = None
     signals: Sequence[str] = ()
     cooccurrence: float = 0.0
+    cold: bool = False
 
     def weigh_ages(self, age: np.ndarray) -> np.ndarray:
         """Return the weight of the events of these ages; the newest event has age 0."""

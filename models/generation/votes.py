@@ -6,6 +6,9 @@ in a memory with signals (`signals.py`), their similarity with the voters.
 With counts of co-occurrence, items that are often in the same histories vote too, as in item KNN (Sarwar et al., 2001):
 v(y) = (1 - s) v_transitions(y) + s v_cooccurrence(y), both normalised, with c(x, y) / sqrt(n(x) n(y)) of pairs of a history in
 the second, whatever their distance up to `_COOCCURRENCE_REACH`.
+
+Items without a counted event, which no count reaches, may get votes by similarity alone: half of all votes, divided by similarity
+among the `_COLD_WIDTH` * V most similar ones. Their last signal is -1, and its fitted weight is how much less they get.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from nonet.errors import DataError
 from nonet.models.generation.nearest import ItemRows, NearestItems
-from nonet.models.generation.signals import SIGNAL_FILES, ItemSignals, Profiles, open_signals
+from nonet.models.generation.signals import SIGNAL_FILES, ItemSearch, ItemSignals, Profiles, open_signals
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.vote_counter import VoteCells, VoteCounter, VoteOptions
 from nonet.samples.batches import gather_masked_items
@@ -39,6 +42,9 @@ _CANDIDATES_PER_VOTE = 4
 # How co-occurring items vote: chosen on validation of five data sets (docs/benchmarks/quality.md, "What was tried").
 _COOCCURRENCE_LAST, _COOCCURRENCE_DECAY = 20, 0.7
 _COOCCURRENCE_REACH = 20
+_COLD_WIDTH = 0.25  # number of leaves of cold items that get votes, relative to the width
+COLD_SIGNAL = "cold items"
+"""Name of the weight of items without counted events, beside those of the signals."""
 COOCCURRENCE_PREFIX = "cooccurrence_"  # of the names of the files of their counts
 
 
@@ -110,6 +116,11 @@ class Voters:
             self._cooccurrence = make_cooccurrence_counter(cooccurrence)
         self._rows: ItemRows | None = None
         self._signals = signals
+        self._cold: ItemSearch | None = None
+        if self._options.cold and signals is not None:
+            self._cold = ItemSearch.of(
+                signals, np.flatnonzero(self._is_cold & (np.asarray(trie.leaf_of_item) >= 0))
+            )
 
     @classmethod
     def open(
@@ -147,16 +158,22 @@ class Voters:
 
     @property
     def signal_names(self) -> Sequence[str]:
-        """Names of the signals whose similarity with the voters counts."""
-        return self._options.signals
+        """Names of the signals whose similarity with the voters counts, and `COLD_SIGNAL` if cold items get votes."""
+        return [*self._options.signals, COLD_SIGNAL] if self._options.cold else self._options.signals
+
+    @cached_property
+    def _is_cold(self) -> np.ndarray:
+        """Whether each item has no counted event [I] bool."""
+        return np.asarray(self._transitions.occurs) == 0
 
     @property
     def parts(self) -> list[str]:
-        """Names of the parts that `leave_out` knows: "similarity", "co-occurrence" and "nearest items", those that vote."""
+        """Names of those parts that vote, for `leave_out`: "similarity", "co-occurrence", "nearest items", "cold items"."""
         votes = {
             "similarity": self._signals is not None,
             "co-occurrence": self._cooccurrence is not None,
             "nearest items": self.nearest,
+            "cold items": self._cold is not None,
         }
         return [name for name, does_vote in votes.items() if does_vote]
 
@@ -168,6 +185,8 @@ class Voters:
                 other._signals = None
             case "co-occurrence":
                 other._cooccurrence = None
+            case "cold items":
+                other._cold = None
             case _:
                 other._options = replace(self._options, nearest=False)
         return other
@@ -223,18 +242,54 @@ class Voters:
         if within is not None and self.nearest:
             hidden = _append_excluded(hidden, within.list_excluded_items(len(users)))
         nearest = self._make_nearest(hidden)
+        width = self._options.width
         if self._signals is None:
-            return replace(self._select_best(prompt, leaf, vote, vote, len(users)), nearest=nearest)
+            best = find_best(prompt, leaf, vote, width, len(users))
+            return replace(_gather_votes(prompt[best], leaf[best], vote[best], len(users)), nearest=nearest)
         profiles = self._signals.make_profiles(*voters, len(users))
-        n_candidates = _CANDIDATES_PER_VOTE * self._options.width
-        kept = find_best(prompt, leaf, vote, n_candidates, len(users))
-        prompt, leaf, item, vote = prompt[kept], leaf[kept], item[kept], vote[kept]
-        similarity = profiles.compute_similarities(prompt, item)
-        score = np.log(vote) + (similarity * np.asarray(similarity_weights, np.float64)).sum(1)
-        votes = self._select_best(prompt, leaf, score, vote, len(users), similarity)
-        return replace(
-            votes, nearest=nearest, compare=_Comparison(profiles, np.asarray(self._trie.item_of_leaf))
+        compare = _Comparison(
+            profiles, np.asarray(self._trie.item_of_leaf), self._is_cold if self._options.cold else None
         )
+        kept = find_best(prompt, leaf, vote, _CANDIDATES_PER_VOTE * width, len(users))
+        prompt, leaf, item, vote = prompt[kept], leaf[kept], item[kept], vote[kept]
+        similarity, weights = compare.compute(prompt, item), np.asarray(similarity_weights, np.float64)
+        best = find_best(prompt, leaf, np.log(vote) + (similarity * weights).sum(1), width, len(users))
+        prompt, leaf, item, vote, similarity = (
+            prompt[best],
+            leaf[best],
+            item[best],
+            vote[best],
+            similarity[best],
+        )
+        if self._cold is not None:
+            cold = self._vote_for_cold(self._cold, profiles, weights[:-1], hidden, within)
+            has_votes = np.isin(cold[0], prompt)  # A prompt without other votes has no memory, as before.
+            cold = cold[0][has_votes], cold[1][has_votes], cold[2][has_votes]
+            prompt, item, vote = _mix_cells(
+                (prompt, item, vote), cold, 0.5, len(users), len(self._transitions)
+            )
+            leaf, similarity = self._trie.leaf_of_item[item].astype(np.int64), compare.compute(prompt, item)
+        votes = _gather_votes(prompt, leaf, vote, len(users), similarity)
+        return replace(votes, nearest=nearest, compare=compare)
+
+    def _vote_for_cold(
+        self, search: ItemSearch, profiles: Profiles, weights: np.ndarray, hidden: Jagged, within: Any
+    ) -> VoteCells:
+        """Return the votes for the cold items that are most similar to the voters.
+
+        Args:
+            search: The cold items.
+            profiles: The words of the voters.
+            weights: Weight of each signal [K]; if all are 0, the signals count alike.
+            hidden: Items that get no votes.
+            within: The sub-catalogue that voted items must belong to.
+        """
+        n_best = max(1, int(_COLD_WIDTH * self._options.width))
+        weights = weights if weights.any() else np.ones_like(weights)
+        found = search.find_similar(profiles, weights, _CANDIDATES_PER_VOTE * n_best)
+        prompt, item, vote = self._remove_hidden(found, hidden, within)
+        best = find_best(prompt, item, vote, n_best, len(profiles.sums))
+        return prompt[best], item[best], vote[best]
 
     def _remove_hidden(self, cells: VoteCells, hidden: Jagged, within: Any) -> VoteCells:
         """Return the votes for items of the catalogue, and of the sub-catalogue `within`, that are not hidden."""
@@ -254,31 +309,29 @@ class Voters:
         assert self._rows is not None, "the rows of the items are read first"
         return NearestItems.of(self._rows, self._trie.leaf_of_item, hidden, self._options.width)
 
-    def _select_best(
-        self,
-        prompt: np.ndarray,
-        leaf: np.ndarray,
-        score: np.ndarray,
-        vote: np.ndarray,
-        n_prompts: int,
-        similarity: np.ndarray | None = None,
-    ) -> Votes:
-        """Select the `width` leaves of each prompt with the highest scores; normalise their votes and order them by leaf."""
-        best = find_best(prompt, leaf, score, self._options.width, n_prompts)
-        best = best[np.lexsort((leaf[best], prompt[best]))]
-        width = max(1, int(np.bincount(prompt[best], minlength=n_prompts).max(initial=0)))
-        row, column = prompt[best], _number_in_rows(prompt[best], n_prompts)
-        total = np.bincount(row, weights=vote[best], minlength=n_prompts)
-        leaf_PV = np.full((n_prompts, width), -1, np.int64)
-        weight_PV = np.zeros((n_prompts, width), np.float32)
-        leaf_PV[row, column] = leaf[best]
-        weight_PV[row, column] = vote[best] / total[row]
-        votes = Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
-        if similarity is None:
-            return votes
-        similarity_PVK = np.zeros((n_prompts, width, similarity.shape[1]), np.float32)
-        similarity_PVK[row, column] = similarity[best]
-        return replace(votes, similarity=torch.from_numpy(similarity_PVK))
+
+def _gather_votes(
+    prompt: np.ndarray,
+    leaf: np.ndarray,
+    vote: np.ndarray,
+    n_prompts: int,
+    similarity: np.ndarray | None = None,
+) -> Votes:
+    """Return votes for (prompt, leaf) pairs, normalised by prompt and ordered by leaf."""
+    order = np.lexsort((leaf, prompt))
+    row, column = prompt[order], _number_in_rows(prompt[order], n_prompts)
+    width = max(1, int(np.bincount(row, minlength=n_prompts).max(initial=0)))
+    total = np.bincount(row, weights=vote[order], minlength=n_prompts)
+    leaf_PV = np.full((n_prompts, width), -1, np.int64)
+    weight_PV = np.zeros((n_prompts, width), np.float32)
+    leaf_PV[row, column] = leaf[order]
+    weight_PV[row, column] = vote[order] / total[row]
+    votes = Votes(torch.from_numpy(leaf_PV), torch.from_numpy(weight_PV))
+    if similarity is None:
+        return votes
+    similarity_PVK = np.zeros((n_prompts, width, similarity.shape[1]), np.float32)
+    similarity_PVK[row, column] = similarity[order]
+    return replace(votes, similarity=torch.from_numpy(similarity_PVK))
 
 
 def find_hidden(prompt: np.ndarray, item: np.ndarray, hidden: Jagged, n_items: int) -> np.ndarray:
@@ -379,19 +432,28 @@ class _Comparison:
     Attributes:
         profiles: The words of the voters.
         item_of_leaf: Item of each leaf.
+        is_cold: Whether each item [I] is cold, for the last signal, `COLD_SIGNAL`; None without this signal.
     """
 
     profiles: Profiles
     item_of_leaf: np.ndarray
+    is_cold: np.ndarray | None
+
+    def compute(self, prompt: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """Return the similarities [Z, K] of items [Z] with the voters of their prompts [Z], and -1 for a cold item."""
+        similarity = self.profiles.compute_similarities(prompt, item)
+        if self.is_cold is None:
+            return similarity
+        return np.concatenate([similarity, -self.is_cold[item, None].astype(np.float32)], 1)
 
     def __call__(self, leaf_PX: Tensor) -> Tensor:
         """Return the similarities [P, X, K] on the device of the leaves [P, X]; 0 for a leaf of -1."""
         leaf = leaf_PX.cpu().numpy()
         prompt, column = np.nonzero(leaf >= 0)
         item = self.item_of_leaf[leaf[prompt, column]]
-        n_signals = len(self.profiles.signals.names)
-        similarity_PXK = np.zeros((*leaf.shape, n_signals), np.float32)
-        similarity_PXK[prompt, column] = self.profiles.compute_similarities(prompt, item)
+        similarity = self.compute(prompt, item)
+        similarity_PXK = np.zeros((*leaf.shape, similarity.shape[1]), np.float32)
+        similarity_PXK[prompt, column] = similarity
         return torch.from_numpy(similarity_PXK).to(leaf_PX.device)
 
 

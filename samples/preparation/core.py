@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from nonet.errors import DataError
 from nonet.samples.preparation.gather import SortedPartition
-from nonet.samples.sequences import parse_min_events
+from nonet.samples.sequences import mask_cold_events, parse_min_events
 
 # Shapes: N events of a partition, I items of the catalogue.
 _MASK_FILE = "kept.bin"  # which events of a partition are kept, one bit each
@@ -78,12 +79,33 @@ def compute_k_core(
             report_rows(len(item))
     for part in partitions:
         offsets = part.read_offsets()
-        kept = read_kept_mask(part, int(offsets[-1]))
-        has_events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
-        sizes.append((int(has_events.sum()), int(kept.sum())))
+        sizes.append(_count_kept(offsets, read_kept_mask(part, int(offsets[-1]))))
     if not sum(kept_events for _, kept_events in sizes):
         raise DataError(f"keep {dict(keep)} leaves none of {event_count} interactions. Ask for fewer events.")
     return KCoreResult(counts >= min_item_events, sizes)
+
+
+def drop_cold_events(
+    partitions: Sequence[SortedPartition], core: KCoreResult, is_cold: np.ndarray, split: Mapping[str, Any]
+) -> KCoreResult:
+    """Leave out the training events of items that are held out whole: change the mask beside each partition.
+
+    Args:
+        partitions: Sorted partitions.
+        core: Result of the k-core filter.
+        is_cold: Which items are held out whole [I] bool.
+        split: Options of the split.
+    """
+    sizes = []
+    for part in partitions:
+        offsets = part.read_offsets()
+        kept = read_kept_mask(part, int(offsets[-1]))
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[offsets]
+        item, time = part.read_column("item", "<i4")[kept], part.read_column("time", "<i8")[kept]
+        kept[kept] = mask_cold_events(before, time, is_cold[item], split)
+        np.packbits(kept).tofile(_get_mask_path(part))
+        sizes.append(_count_kept(offsets, kept))
+    return KCoreResult(core.items, sizes)
 
 
 def read_kept_mask(part: SortedPartition, event_count: int) -> np.ndarray:
@@ -91,6 +113,12 @@ def read_kept_mask(part: SortedPartition, event_count: int) -> np.ndarray:
     if not _get_mask_path(part).exists():
         return np.ones(event_count, bool)
     return np.unpackbits(np.fromfile(_get_mask_path(part), np.uint8), count=event_count).astype(bool)
+
+
+def _count_kept(offsets: np.ndarray, kept: np.ndarray) -> tuple[int, int]:
+    """Return the number of users with kept events, and of kept events, given which events [N] are kept."""
+    has_events = np.add.reduceat(kept, offsets[:-1], dtype=np.int64) > 0 if len(kept) else kept
+    return int(has_events.sum()), int(kept.sum())
 
 
 def _mask_short_users(offsets: np.ndarray, kept: np.ndarray, min_user_events: int) -> np.ndarray:

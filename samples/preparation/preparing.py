@@ -37,7 +37,7 @@ from nonet.errors import DataError
 from nonet.samples.preparation.build_options import BuildOptions
 from nonet.samples.preparation.catalogue import ItemIndex, collect_items
 from nonet.samples.preparation.changes import LogChanger, LogChanges
-from nonet.samples.preparation.core import KCoreResult, compute_k_core
+from nonet.samples.preparation.core import KCoreResult, compute_k_core, drop_cold_events
 from nonet.samples.preparation.finish import PartitionNote, PartitionWriter, count_train_events
 from nonet.samples.preparation.gather import PartitionLayout, SortedPartition, gather_partition, make_layout
 from nonet.samples.preparation.log import EventLog
@@ -53,6 +53,7 @@ from nonet.samples.sequences import (
     check_split,
     choose_policy,
     compute_repeat_shares,
+    draw_cold_items,
     list_label_time_columns,
     make_item_table,
     parse_min_events,
@@ -200,6 +201,11 @@ class _PreparationJob:
         layout, partitions = self._read_sorted(sorted_record)
         self.progress.start_phase("core", sum(int(part.read_offsets()[-1]) for part in partitions))
         core = compute_k_core(partitions, len(catalogue), self.options.keep, self.progress.add_rows)
+        is_cold = draw_cold_items(
+            self.options.split, compute_keys("cold items", as_numbers(catalogue["item_id"]))
+        )
+        if is_cold is not None:
+            core = drop_cold_events(partitions, core, is_cold, self.options.split)
         staging_folder = self.working_folder / "sequences"
         staging_folder.mkdir(exist_ok=True)
         changed_folder = changer.folder if changer is not None and self.changes.compress is not None else None

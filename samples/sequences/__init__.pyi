@@ -62,7 +62,9 @@ from .split import Split as Split
 from .split import SplitFacts as SplitFacts
 from .split import check_split as check_split
 from .split import compute_split_codes as compute_split_codes
+from .split import draw_cold_items as draw_cold_items
 from .split import get_training_end as get_training_end
+from .split import mask_cold_events as mask_cold_events
 from .sums import EventTotals as EventTotals
 from .sums import count_duplicates as count_duplicates
 from .ties import shuffle_ties as shuffle_ties

@@ -31,7 +31,7 @@ from nonet.samples.sequences.labels import (
     list_labels,
     match_target,
 )
-from nonet.samples.sequences.split import TRAIN, split_events
+from nonet.samples.sequences.split import TRAIN, draw_cold_items, mask_cold_events, split_events
 from nonet.samples.tables import FRACTION, as_numbers, compile_condition, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 
@@ -103,6 +103,11 @@ def build_arrays(
     events, kept_items = select_events(user, item, len(user_id), len(catalogue), keep or {})
     time = interactions["timestamp"].to_numpy()
     order = _sort_events(events, user, time, tie_seed)
+    is_cold = draw_cold_items(split, compute_keys("cold items", as_numbers(catalogue["item_id"])))
+    if is_cold is not None:
+        _, lengths = np.unique(user[order], return_counts=True)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        order = order[mask_cold_events(offsets, time[order], is_cold[item[order]], split)]
     user_rows, lengths = np.unique(user[order], return_counts=True)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     dense_index = np.cumsum(kept_items) - 1  # by catalogue row

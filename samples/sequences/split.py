@@ -4,7 +4,8 @@ Invariant: the codes of a user's events, in time order, never decrease: TRAIN, t
 a held-out event never contains an event of a later split, and the TRAIN events are a prefix of each user's events.
 
 `leave_last_out` takes a user's newest `test` events, the `valid` events before them and the `rl` events before those; all events
-of a user with too few of them are TRAIN. `time` cuts all users at the same times: test from the timestamp `test` on, validation
+of a user with too few of them are TRAIN. With `cold_items`, a share of the items is held out whole: their other events are left
+out, so that none of them is in training. `time` cuts all users at the same times: test from the timestamp `test` on, validation
 during the time span `valid` before it, RL during the time span `rl` before that. `leave_last_out` gives every user with enough
 events a test; `time` matches production.
 """
@@ -15,12 +16,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from nonet.errors import ConfigError, DataError
-from nonet.options import Count, Positive, StrictModel
+from nonet.options import Count, Positive, Share, StrictModel
 from nonet.replaceable import Replaceable
 from nonet.suggest import join_names, suggest_sentence
 from nonet.units import Seconds
@@ -61,8 +63,8 @@ def compute_split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[st
             f"split: use: {use!r} is not a split; there are {join_names(_SPLITS)}.{suggest_sentence(str(use), _SPLITS)}"
         )
     for name in split:
-        if name not in ("use", "test", "valid", "rl"):
-            known = ("test", "valid", "rl")
+        known = ("test", "valid", "rl", *(("cold_items",) if use == "leave_last_out" else ()))
+        if name not in ("use", *known):
             raise ConfigError(
                 f"split: unknown key {name!r}; {use} takes {join_names(known)}.{suggest_sentence(name, known)}"
             )
@@ -70,11 +72,18 @@ def compute_split_codes(offsets: np.ndarray, time: np.ndarray, split: Mapping[st
 
 
 class LeaveLastOut(StrictModel):
-    """Numbers of the last events of each user that are held out for test, validation and RL."""
+    """Numbers of the last events of each user that are held out, and the share of items that are held out whole."""
 
     test: Positive = 1
     valid: Count = 1
     rl: Count = 0
+    cold_items: Annotated[
+        Share,
+        Field(
+            description="share of the items, drawn by their ids, of which only validation and test have events: what a "
+            "recommender does with new items"
+        ),
+    ] = 0.0
 
 
 class TimeSplit(StrictModel):
@@ -152,6 +161,39 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
             f"split {dict(split)} leaves no event to train on, of {sum(facts.events)}. Hold out less, or a "
             "shorter time."
         )
+
+
+def draw_cold_items(split: Mapping[str, Any], key: np.ndarray) -> np.ndarray | None:
+    """Return which items [I] bool are held out whole, given the keys of their ids [I] int64; None if the split holds out none."""
+    if not (share := split.get("cold_items")):
+        return None
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        raise ConfigError(f"split: cold_items: {share!r} is not a share of the items, from 0 to below 1.")
+    return (key.view(np.uint64) >> np.uint64(11)) * 2.0**-53 < share
+
+
+def mask_cold_events(
+    offsets: np.ndarray, time: np.ndarray, is_cold: np.ndarray, split: Mapping[str, Any]
+) -> np.ndarray:
+    """Return which events [N] bool are kept, if the events of items that are held out whole must be validation or test events.
+
+    Args:
+        offsets: First event of each user [U + 1].
+        time: Unix seconds of each event [N].
+        is_cold: Whether each event is one of such an item [N].
+        split: Options of the split.
+    """
+    user = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    kept = np.ones(len(user), bool)
+    while (
+        True
+    ):  # A user who has lost events may have too few left to hold out any: then all are training events.
+        lengths = np.bincount(user[kept], minlength=len(offsets) - 1)
+        codes = compute_split_codes(np.concatenate([[0], np.cumsum(lengths)]), time[kept], split)
+        dropped = np.flatnonzero(kept)[is_cold[kept] & (codes < VALID)]
+        if not len(dropped):
+            return kept
+        kept[dropped] = False
 
 
 def parse_duration(duration: str | int | float, name: str = "duration") -> int:

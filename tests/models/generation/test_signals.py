@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,8 +16,9 @@ from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list
 from nonet.models.generation.signals import open_signals
 from nonet.models.tokenizer import compute_signals, extend_signals
 from nonet.random import rng
-from nonet.samples.batches import list_prompts
+from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, TEST, TRAIN, CountOptions, Sequences, Transitions
+from nonet.types import Jagged
 
 CODES, ITEMS = (4, 4, 4), 40
 NAMES = ["title", "kinds"]
@@ -208,6 +210,80 @@ def test_voters_without_similarity_are_those_of_a_memory_without_signals():
     assert left.similarity is None
     assert (left.leaf.tolist(), left.weight.tolist()) == (expected.leaf.tolist(), expected.weight.tolist())
     assert voters.parts == ["similarity"]
+
+
+def make_cold_voting(width=16):
+    """Return voters of which every third item has no training event, and prompts."""
+    voters, _, seq, users, positions = make_voting(width)
+    is_cold = np.arange(ITEMS) % 3 == 0
+    table = Transitions.fit(
+        replace(seq, split=np.where(is_cold[seq.item], TEST, seq.split).astype(np.int8)),
+        ITEMS,
+        CountOptions(reach=6, reverse=0.3),
+    )
+    options = VoteOptions(width=width, last=10, decay=0.7, signals=NAMES, cold=True)
+    return Voters(table, voters._trie, options, voters._signals), is_cold, seq, users, positions
+
+
+@pytest.mark.parametrize("weights", [(2.0, 1.0, 0.5), (0.0, 0.0, 0.0)])
+def test_cold_items_share_half_of_the_votes_by_similarity(weights):
+    voters, is_cold, seq, users, positions = make_cold_voting()
+    votes = voters.compute_votes(seq, users, positions, similarity_weights=weights)
+    left = voters.leave_out("cold items").compute_votes(seq, users, positions, similarity_weights=weights)
+    item_of_leaf, similar = (
+        np.asarray(voters._trie.item_of_leaf),
+        np.array(weights[:2]) if weights[0] else np.ones(2),
+    )
+    seen = gather_masked_items(seq, users, positions)
+    every = np.flatnonzero(is_cold & (np.asarray(voters._trie.leaf_of_item) >= 0))
+    some = 0
+    for row in range(len(users)):
+        leaf, weight, values = (
+            votes.leaf[row].numpy(),
+            votes.weight[row].numpy(),
+            votes.similarity[row].numpy(),
+        )
+        item = item_of_leaf[leaf[leaf >= 0]]
+        cold = is_cold[item]
+        assert values[leaf >= 0, 2].tolist() == (-cold.astype(float)).tolist()
+        warm = left.leaf[row][left.leaf[row] >= 0].tolist()
+        assert leaf[leaf >= 0][~cold].tolist() == warm
+        if not cold.any():
+            assert weight[leaf >= 0] == pytest.approx(left.weight[row][left.leaf[row] >= 0].numpy())
+            continue
+        some += 1
+        assert weight[leaf >= 0][cold].sum() == pytest.approx(0.5)
+        assert weight[leaf >= 0][~cold] == pytest.approx(left.weight[row][left.leaf[row] >= 0].numpy() / 2)
+        candidates = np.setdiff1d(every, seen.values[seen.offsets[row] : seen.offsets[row + 1]])
+        leaves = torch.from_numpy(np.asarray(voters._trie.leaf_of_item)[candidates].astype(np.int64))
+        padded = torch.full((len(users), len(leaves)), -1)
+        padded[row] = leaves
+        score = votes.compare(padded)[row, :, :2].numpy() @ similar
+        best = candidates[np.lexsort((leaves.numpy(), -score))][: min(4, (score > 0).sum())]
+        assert set(item[cold]) == set(best)
+        by_item = dict(zip(candidates, score, strict=True))
+        share = np.array([by_item[i] for i in item[cold]])
+        assert weight[leaf >= 0][cold] == pytest.approx(0.5 * share / share.sum(), rel=1e-4)
+    assert some > 10
+
+
+def test_cold_items_get_the_same_votes_alone_and_among_others_and_none_where_hidden():
+    voters, is_cold, seq, users, positions = make_cold_voting()
+    weights = (1.1, 0.7, 0.3)
+    together = voters.compute_votes(seq, users, positions, similarity_weights=weights)
+    item_of_leaf = np.asarray(voters._trie.item_of_leaf)
+    for row in range(0, len(users), 5):
+        alone = voters.compute_votes(seq, users[[row]], positions[[row]], similarity_weights=weights)
+        n = alone.leaf.shape[1]
+        assert alone.leaf[0].tolist() == together.leaf[row, :n].tolist()
+        assert alone.weight[0].tolist() == together.weight[row, :n].tolist()
+        item = item_of_leaf[alone.leaf[0][alone.leaf[0] >= 0]]
+        if len(cold := item[is_cold[item]]):
+            hidden = Jagged(cold[:1].astype(np.int64), np.array([0, 1]))
+            again = voters.compute_votes(
+                seq, users[[row]], positions[[row]], hidden, similarity_weights=weights
+            )
+            assert cold[0] not in item_of_leaf[again.leaf[0][again.leaf[0] >= 0]]
 
 
 def test_a_prompt_has_the_same_votes_alone_and_among_others():

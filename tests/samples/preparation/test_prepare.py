@@ -13,7 +13,7 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
-from nonet.samples.sequences import Compress, Labels, Sequences, build_sequences, name_task
+from nonet.samples.sequences import TEST, VALID, Compress, Labels, Sequences, build_sequences, name_task
 from nonet.samples.sequences.labels import REPEAT_EVENTS
 from nonet.samples.tables import read_tables
 from nonet.workers.roles import DataSetup
@@ -471,6 +471,34 @@ def test_a_phase_of_several_passes_says_which_it_is_in():
         PreparationReport("core", 50, 100, 50.0, 1.0).format_line()
         == "core: 50 of 100 rows (50%), 50 rows/s, 1 s left"
     )
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("rl", [0, 3])
+def test_items_that_are_held_out_whole_are_on_disk_as_in_memory_and_never_trained_on(tmp_path, rl, text):
+    split = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": rl, "cold_items": 0.3}
+    ask = _options(
+        _written(tmp_path / "log", _log(8, text=text, users=400)), split=split, keep={"item_events": 5}
+    )
+    built, prepared, items, there = _both(ask, tmp_path / "out")
+    _same(built, prepared)
+    assert there.equals(items)
+    whole, other_items = build_sequences(
+        *read_tables(ask.interactions, None, ask.columns), keep=ask.keep, split={**split, "cold_items": 0}
+    )
+    assert there["item_id"].equals(other_items["item_id"])  # an item that is held out stays in the catalogue
+    cold = np.setdiff1d(whole.item[whole.split < VALID], built.item[built.split < VALID])
+    assert 0.2 < len(cold) / len(there) < 0.4
+    assert not np.isin(built.item[built.split < VALID], cold).any()
+    assert np.isin(built.item[built.split >= VALID], cold).mean() == pytest.approx(0.3, abs=0.1)
+    keys = [
+        set(zip(s.user_id[s.user].tolist(), s.item.tolist(), s.time.tolist(), strict=True))
+        for s in (built, whole)
+    ]
+    assert keys[0] < keys[1]
+    dropped = keys[1] - keys[0]
+    assert {item for _, item, _ in dropped} <= set(cold.tolist())
+    assert (built.split == TEST).sum() > 0.8 * (whole.split == TEST).sum()
 
 
 def test_an_item_that_drops_a_user_who_drops_an_item_goes_on_disk_as_in_memory(tmp_path):

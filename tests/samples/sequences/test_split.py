@@ -9,11 +9,14 @@ from nonet.samples.sequences.split import (
     TEST,
     TRAIN,
     VALID,
+    draw_cold_items,
     get_training_end,
+    mask_cold_events,
     parse_duration,
     parse_timestamp,
     split_events,
 )
+from nonet.samples.tables import compute_keys
 
 DAY = 86400
 START = 1_700_000_000
@@ -33,6 +36,29 @@ def test_leave_last_out_takes_the_newest_for_test_then_validation_then_rl():
 def test_users_with_nothing_left_to_train_on_only_train():
     codes = split_events(*_users(4, 3, 1), {"test": 1, "valid": 1, "rl": 1})
     assert codes.tolist() == [TRAIN, RL, VALID, TEST] + [TRAIN] * 4
+
+
+def test_a_user_without_enough_events_left_loses_those_of_items_that_are_held_out_whole():
+    offsets, time = _users(4, 3, 2, 1)
+    is_cold = np.array([0, 1, 0, 1, 1, 1, 0, 0, 1, 1], bool)
+    kept = mask_cold_events(offsets, time, is_cold, {"test": 1, "valid": 1, "cold_items": 0.5})
+    assert kept.astype(int).tolist() == [1, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("share", [1, -0.5, "a", True])
+def test_a_share_of_items_that_is_none_is_refused(share):
+    with pytest.raises(ConfigError, match="cold_items"):
+        draw_cold_items({"cold_items": share}, np.arange(3))
+
+
+def test_items_are_drawn_by_their_ids_in_the_share_that_was_asked():
+    keys = compute_keys("cold items", np.arange(20_000))
+    half, tenth = (draw_cold_items({"cold_items": share}, keys) for share in (0.5, 0.1))
+    assert (half.mean(), tenth.mean()) == pytest.approx((0.5, 0.1), abs=0.01)
+    assert not (tenth & ~half).any()
+    assert draw_cold_items({}, keys) is None
+    with pytest.raises(ConfigError, match="unknown key 'cold_items'"):
+        split_events(*_users(4), {"use": "time", "test": "2026-01-01", "cold_items": 0.1})
 
 
 def test_time_split_cuts_at_one_moment_for_all_users():

@@ -144,7 +144,7 @@ def test_an_update_selects_leaves_by_similarity_as_the_rollout_did(alike):
         (["sparse.tables.item.evict={ttl_steps: 9}"], "refuses or evicts some"),
         (
             ["model.memory={voters: [nearest]}"],
-            "voters must be transitions, alone or with cooccurrence and nearest",
+            "voters must be transitions, alone or with cooccurrence, nearest and cold",
         ),
     ],
 )
