@@ -123,7 +123,7 @@ def _collect_parts(results: Mapping[str, Any]) -> dict[str, Any]:
     """Return further parts of the results by part and subject; "segments" is the same for all subjects and returned once."""
     parts = {
         part: {name: result[part] for name, result in results.items() if part in result}
-        for part in ("lists", "memory", "segments", "sampled", "calibration")
+        for part in ("lists", "memory", "segments", "cold", "sampled", "calibration")
     }
     return parts | {"segments": next(iter(parts["segments"].values()), {})}
 

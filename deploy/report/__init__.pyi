@@ -1,3 +1,4 @@
+from .beyond import build_cold_table as build_cold_table
 from .beyond import build_memory_table as build_memory_table
 from .beyond import build_part_table as build_part_table
 from .beyond import build_segment_table as build_segment_table

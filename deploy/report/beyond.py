@@ -167,6 +167,36 @@ def format_segment_note(report: Report) -> str:
     )
 
 
+def build_cold_table(report: Report) -> ReportTable:
+    """Build the table of recall@10 of items without training events by baseline and stage, in all items and among such items."""
+    facts = _get_part(report, "cold")
+    scores = {row.name: row.scores for row in select_scores(report, events="items of 0 events")}
+    rows: list[list[TableCell | str]] = [
+        [
+            format_name(name),
+            format_number(scores.get(name, {}).get("recall@10")),
+            format_number(facts[name]["among"]),
+            format_number(facts[name]["random"]),
+        ]
+        for name, _ in list_subjects(report)
+        if name in facts
+    ]
+    head = ["", "all items", "such items", "such items of a known category, at random"]
+    groups = [("", 1), ("recall@10, ranked among", 3)]
+    return ReportTable(head, rows, "Items without training events", groups)
+
+
+def format_cold_note(report: Report) -> str:
+    """Return sentences about the events of `build_cold_table`; empty without any."""
+    facts = next(iter(_get_part(report, "cold").values()), None)
+    if facts is None:
+        return ""
+    return (
+        f"{facts['events']:,} test events are of the {facts['items']:,} items without training events, which no count reaches. A "
+        "known category is one of an item in the user's history."
+    )
+
+
 def build_memory_table(report: Report) -> ReportTable:
     """Build the table of each stage's scores with its memory and with its model alone, and of the memory's weights."""
     rows: list[list[TableCell | str]] = []

@@ -94,6 +94,8 @@ def render_page(
         lists_note=beyond.format_list_note(report),
         segments=beyond.build_segment_table(report),
         segments_note=beyond.format_segment_note(report),
+        cold=beyond.build_cold_table(report),
+        cold_note=beyond.format_cold_note(report),
         memory=beyond.build_memory_table(report),
         memory_note=beyond.MEMORY_NOTE,
         parts=beyond.build_part_table(report),

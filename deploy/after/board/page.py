@@ -14,6 +14,7 @@ from nonet.deploy.report import (
     HEADLINES,
     ReportTable,
     TableCell,
+    build_cold_table,
     build_difference_table,
     build_memory_table,
     build_part_table,
@@ -215,6 +216,8 @@ def _list_tables(entry: Mapping[str, Any]) -> Iterator[ReportTable]:
         yield _name_seed(build_memory_table(entry["report"]), entry)
         if parts := build_part_table(entry["report"]):
             yield _name_seed(parts, entry)
+    if cold := build_cold_table(entry["report"]):
+        yield _name_seed(cold, entry)
     metrics = select_headline_metrics(to_report(entry))
     yield build_difference_table(_select_differences(entry, metrics))
     yield _name_seed(build_segment_table(entry["report"]), entry)

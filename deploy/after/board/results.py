@@ -53,7 +53,7 @@ def collect_entry(
         "trained": first.get("trained") or {},
         "report": {
             key: first.get(key)
-            for key in ("detail", "segments", "baselines", "stages", "paired", "data", "memory")
+            for key in ("detail", "segments", "baselines", "stages", "paired", "data", "memory", "cold")
         },
         "seconds": [report["wall_s"].get("total", 0.0) for report in reports],
         "peak_bytes": max(report["peak_rss_bytes"] for report in reports),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nonet.deploy.report.beyond import (
+    build_cold_table,
     build_list_table,
     build_memory_table,
     build_part_table,
@@ -105,6 +106,20 @@ def test_each_part_of_a_memory_has_a_row_with_what_it_adds():
     assert not build_part_table(old)
     assert "Gain from each part" in render_page(report())
     assert "Gain from each part" not in render_page(old)
+
+
+def test_cold_items_have_a_row_a_subject_with_their_recall_among_all_items_and_among_such_items():
+    cold = report()
+    cold["detail"]["pretrain"]["test"]["exhaustive"]["items of 0 events"] = {"recall@10": 0.05}
+    cold["cold"] = {
+        "popularity": {"items": 30, "events": 7, "among": 0.2, "random": None},
+        "pretrain": {"items": 30, "events": 7, "among": 0.6, "random": 0.25},
+    }
+    rows = [["popularity", "–", "0.2000", "–"], ["pretrain", "0.0500", "0.6000", "0.2500"]]
+    assert texts(build_cold_table(cold)) == rows
+    page = render_page(cold)
+    assert "7 test events are of the 30 items without training events" in page
+    assert "Items without training events" not in render_page(report())
 
 
 def test_the_page_shows_them_and_a_report_without_them_has_no_such_section():

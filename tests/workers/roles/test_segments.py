@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from ring_world import Ring
@@ -22,7 +23,9 @@ from nonet.samples.batches.prompt_rows import (
 from nonet.samples.sequences import CountOptions, Transitions
 from nonet.samples.sequences.sequences import TEST, TRAIN
 from nonet.samples.tokenised import read_items
+from nonet.types import Jagged
 from nonet.workers.roles.evaluation import evaluator as evaluators
+from nonet.workers.roles.evaluation.cold import ColdRanking
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import load_recommender
 from nonet.workers.roles.evaluation.options import Evaluate
@@ -115,6 +118,38 @@ def test_pairs_are_those_of_the_newest_item_and_counted_directly_over_one_item_o
     facts = segments.describe(seq, users, groups)
     assert [facts[name]["steps"] for name in names] == [1, 2, 0]
     assert all(facts[name]["events"] for name in names)
+
+
+def test_cold_items_are_ranked_among_themselves_and_their_chance_is_that_of_a_draw():
+    draw, names = np.random.default_rng(3), list("abcde")
+    kinds = [[n for n in names if draw.random() < 0.3] for _ in range(60)]
+    categories = ItemCategories.from_column(pa.array(kinds))
+    is_cold, tie = draw.random(60) < 0.5, draw.permutation(60)
+    scores, target = draw.integers(0, 9, (40, 60)).astype(np.float32), draw.integers(0, 60, 40)
+    seen = [draw.choice(60, 4, replace=False) for _ in range(40)]
+    masked = [np.setdiff1d(items, target[row]) for row, items in enumerate(seen)]
+    masked[1], target[1] = np.append(masked[1], np.flatnonzero(is_cold)[0]), np.flatnonzero(is_cold)[0]
+    jagged = [Jagged(np.concatenate(rows), np.cumsum([0, *map(len, rows)])) for rows in (masked, seen)]
+    parts = [ColdRanking(is_cold, tie, categories), ColdRanking(is_cold, tie, categories)]
+    parts[0].add(scores[:30], target[:30], *(Jagged(j.values, j.offsets[:31]) for j in jagged))
+    parts[1].add(scores[30:], target[30:], *(Jagged(j.values, j.offsets[30:]) for j in jagged))
+    parts[0].absorb(parts[1])
+    hits, chances = [], []
+    for row in np.flatnonzero(is_cold[target]):
+        others = [i for i in np.flatnonzero(is_cold) if i not in masked[row]]
+        order = sorted(others, key=lambda i: (-scores[row, i], tie[i]))
+        hits.append(target[row] in order[:10])
+        known = {kind for item in seen[row] for kind in kinds[item]}
+        alike = [i for i in others if known & set(kinds[i])]
+        chances.append(min(1, 10 / len(alike)) if target[row] in alike else 0)
+    assert parts[0].summarise() == {
+        "items": is_cold.sum(),
+        "events": len(hits),
+        "among": pytest.approx(np.mean(hits)),
+        "random": pytest.approx(np.mean(chances)),
+    }
+    assert 0 < np.mean(hits) < 1
+    assert ColdRanking(is_cold, tie, None).summarise() == {}
 
 
 def test_every_event_is_of_one_segment_of_users_and_one_of_items(ring, tmp_path):

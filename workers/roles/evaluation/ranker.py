@@ -45,6 +45,7 @@ from nonet.samples.batches import (
 from nonet.samples.sequences import TEST, VALID, shuffle_ties
 from nonet.types import Jagged
 from nonet.workers.roles import RunSetup
+from nonet.workers.roles.evaluation.cold import ColdRanking
 from nonet.workers.roles.evaluation.model_of_commit import ALONE, ModelScores
 from nonet.workers.roles.evaluation.options import Evaluate
 from nonet.workers.roles.evaluation.segments import EventSegments
@@ -73,12 +74,14 @@ class RankedShare:
     Attributes:
         boards: Scoreboards by split and way of ranking.
         quality: Statistics of the test lists; None if the share has no test events.
+        cold: Ranks of cold items among such items; None if no item is cold, or the scores are not those of all items.
         weights: Fitted weights of the votes, for a model with a memory.
         shown: Titles of the best items for each shown user; only in the first share.
     """
 
     boards: dict[str, dict[str, Scoreboard]] = field(default_factory=dict)
     quality: ListQuality | None = None
+    cold: ColdRanking | None = None
     weights: dict[str, float] | None = None
     shown: list[list[str]] = field(default_factory=list)
 
@@ -89,6 +92,8 @@ class RankedShare:
                 self.boards[split][way].absorb(board)
         if self.quality is not None and other.quality is not None:
             self.quality.absorb(other.quality)
+        if self.cold is not None and other.cold is not None:
+            self.cold.absorb(other.cold)
 
 
 class Ranker:
@@ -184,6 +189,8 @@ class Ranker:
             scenes = self._find_scene_events(users, positions)
             facts |= {name: {"events": int(member.sum())} for name, member in scenes.items()}
             result |= {"lists": whole.quality.summarise(), "segments": facts}
+        if whole.cold is not None and (cold := whole.cold.summarise()):
+            result["cold"] = cold
         if sampled := self._describe_sampling(ranks):
             result["sampled"] = sampled
         if whole.weights is not None:
@@ -258,6 +265,7 @@ class Ranker:
         split: str,
         events: slice | np.ndarray,
         quality: ListQuality | None = None,
+        cold: ColdRanking | None = None,
         ablation_boards: Mapping[str, Scoreboard] | None = None,
     ) -> Scoreboard:
         """Rank events by the scores of all items.
@@ -267,6 +275,7 @@ class Ranker:
             split: Name of the split.
             events: Which events of the split are ranked.
             quality: Collects statistics of the lists; None for none.
+            cold: Collects ranks of cold items among such items; None for none.
             ablation_boards: Collect the ranks without a part of the memory, by `ModelScores.ablations`; None for none.
 
         Returns:
@@ -287,6 +296,9 @@ class Ranker:
                 ranks = chunk_scores.compute_ranks(target_P[p], masked)
             else:
                 ranks = rank_of_target_np(chunk_scores, target_P[p], masked, self.tie)
+                if cold is not None:
+                    seen = gather_seen_items(self.corpus.seq, users[p], positions[p])
+                    cold.add(chunk_scores, target_P[p], masked, seen)
             board.add(ranks, best[:, :metric_depth] if best is not None and metric_depth else None)
             if quality is not None and best is not None:
                 quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
@@ -368,7 +380,9 @@ class Ranker:
                 way: self._make_scoreboard(split, events, metrics)[0]
                 for way in (scores.ablations if isinstance(scores, ModelScores) else ())
             }
-            board = self.rank_exhaustively(scores, split, events, part.quality, ablation_boards)
+            is_cold = self._occurs == 0
+            part.cold = ColdRanking(is_cold, self.tie, self._categories) if is_cold.any() else None
+            board = self.rank_exhaustively(scores, split, events, part.quality, part.cold, ablation_boards)
             boards = {"exhaustive": board, **ablation_boards}
         if recommender is not None:
             boards["beam"] = self.rank_by_beam(recommender, split, events)
