@@ -200,7 +200,8 @@ class SingleController:
             self._recorder.close(outcome["state"])
         try:
             if self._writer:
-                self._close_writer(discards=outcome.get("exit_code") == _WRONG_INPUT)
+                is_wrong = outcome.get("exit_code") == _WRONG_INPUT
+                self._close_writer(discards=is_wrong and not self._task.resume)
         except NonetError as error:  # the run has not ended well, if its end cannot be stored
             if outcome["state"] != FAILED:
                 outcome = _make_failure(str(error), "", error.exit_code)

@@ -274,7 +274,10 @@ class CheckpointLog:
         """
         newest = self.newest or self.checkpoints.find_newest()
         if newest is None:
-            raise ConfigError(f"{self._run.path} has no complete checkpoint to resume from; run it afresh")
+            raise ConfigError(
+                f"{self._run.path} has no complete checkpoint to resume from; start it again there: nonet run SCENARIO --run-dir "
+                f"{self._run.path}"
+            )
         path, manifest = newest
         if manifest.scenario != self._scenario_sha256:
             raise CheckpointError(f"{path} was trained from another scenario than {self._run.path} holds")

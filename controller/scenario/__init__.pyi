@@ -9,6 +9,7 @@ from .document import hide_in_command as hide_in_command
 from .document import is_of_run as is_of_run
 from .document import list_shipped_scenarios as list_shipped_scenarios
 from .document import put_value as put_value
+from .document import read_chain as read_chain
 from .document import restore_values as restore_values
 from .options import BetweenStep as BetweenStep
 from .options import Init as Init

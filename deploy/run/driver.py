@@ -74,6 +74,7 @@ class DriverRun:
         timeout_s: Seconds after the last renewal of the lease at which the controller regards the driver as dead.
         lock: The lock of the run's folder, which is released at the end.
         warnings: Warnings about the run's data.
+        resumes: Whether the run continues, so that its folder stays whatever ends it.
 
     Attributes:
         folder: The run's folder.
@@ -91,8 +92,9 @@ class DriverRun:
         timeout_s: float,
         lock: FolderLock,
         warnings: Sequence[str] = (),
+        resumes: bool = False,
     ):
-        self.warnings = list(warnings)
+        self.warnings, self._resumes = list(warnings), resumes
         self.folder, self.id, self._folder_lock = folder, folder.id, lock
         self._controller: Any = controller  # None after `close`
         self._memory = memory
@@ -221,7 +223,7 @@ class DriverRun:
     def _finish(self, outcome: dict[str, Any]) -> DriverRun:
         """Record the outcome, stop everything, and write the report of a run that is done.
 
-        The folder of a run that failed because of wrong input before its first checkpoint is deleted.
+        The folder of a new run that failed because of wrong input before its first checkpoint is deleted.
 
         Raises:
             WorkerFailed: The run failed.
@@ -234,7 +236,7 @@ class DriverRun:
             return self
         if self.state == "failed":
             has_wrong_input = outcome["exit_code"] == 2
-            if has_wrong_input and self._is_discarded():
+            if has_wrong_input and not self._resumes and self._is_discarded():
                 delete_folder(self.folder)
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
@@ -300,7 +302,7 @@ def start(
         writer = _prepare_records(scenario, folder, run, resume, command)
         memory = PeakMemory().__enter__()
         controller = _start_controller(scenario, folder, run, resume)
-        return DriverRun(run, controller, memory, timeout_s, lock, warnings)
+        return DriverRun(run, controller, memory, timeout_s, lock, warnings, resume)
     except BaseException:
         lock.close()
         # A run that has not started is deleted, so that `last` does not refer to it.

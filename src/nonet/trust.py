@@ -151,7 +151,7 @@ def _remember_hashes(hashes: set[str]) -> None:
 
 
 def approve_content(content: bytes) -> None:
-    """Remember that this user has written a text that decides what code runs, such as the list of a board's scenarios."""
+    """Remember that this user has written a text that decides what code runs, such as the code of a board's scenario."""
     _remember_hashes({hashlib.sha256(content).hexdigest()})
 
 

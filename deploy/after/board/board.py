@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -12,6 +13,8 @@ from typing import Any
 
 from nonet.atomic import make_folder, read_json, refuse_damage, write_whole
 from nonet.controller.record import RunFolder, check_no_storage, create_run, lock_run
+from nonet.controller.scenario import find_scenario, read_chain
+from nonet.controller.setup import find_files_beside
 from nonet.deploy.after import check_comparable, check_seeds, combine_seeds, get_seed_dir, run_seed
 from nonet.deploy.after.board.entries import METRICS, BoardEntry, parse_entries
 from nonet.deploy.after.board.page import format_markdown, format_summary, render_board
@@ -19,6 +22,8 @@ from nonet.deploy.after.board.results import collect_entry, compare_small_sets
 from nonet.deploy.run import api
 from nonet.errors import ConfigError, NonetError
 from nonet.options import StrictModel
+from nonet.plugins import parse_file
+from nonet.run_code import list_references
 from nonet.trust import approve_content, is_approved_content
 
 _FILE = "board.json"
@@ -65,11 +70,11 @@ def run_board(
     with lock_run(RunFolder(folder)):
         board = read_board(folder)
         with _remove_unless_begun(folder, board, is_new_folder):
+            _refuse_links(folder)
             entries = _add_entries(data, protocols, seeds, board, folder, say)
             if command not in board["commands"] and (data or seeds or not board["commands"]):
                 board["commands"].append(command)
             _write_board(folder, board)
-            approve_content(_describe_recipes(folder, entries))
         is_complete = _run_entries(entries, board, folder, end_s, say)
     return folder, board, is_complete
 
@@ -91,11 +96,8 @@ def _add_entries(
         # A board that is killed while it imports its first tables continues.
         _write_board(folder, board)
     known = [BoardEntry(**entry) for entry in board["entries"]]
-    if known and not is_approved_content(_describe_recipes(folder, known)):
-        raise ConfigError(
-            f"{folder} is a board that you have not written on this machine, or whose scenarios have changed since. They may "
-            f"name code: read board.json and {known[0].key}.yaml, then add --trust"
-        )
+    for entry in known:
+        _check_code(entry, board, folder)
     entries, notes = parse_entries(data, protocols, folder, known)
     if not entries:
         raise ConfigError(
@@ -106,20 +108,62 @@ def _add_entries(
     board["entries"] = [entry.model_dump() for entry in entries]
     board["seeds"] = list(dict.fromkeys([*board["seeds"], *seeds])) or [1]
     for entry in entries[len(known) :]:
-        source, changes = entry.get_recipe(folder)
-        scenario = api.scenario(source, changes).scenario
+        scenario = api.scenario(*_get_recipe(entry, board, folder)).scenario
         check_comparable(scenario)
         check_no_storage(scenario.storage and scenario.storage.url, "board")
+        approve_content(_describe_code(entry, board, folder))
     return entries
 
 
-def _describe_recipes(folder: Path, entries: Sequence[BoardEntry]) -> bytes:
-    """Return a text of all that decides which code the runs of a board import: its place, its entries, and their scenarios."""
-    scenarios = [
-        file.read_text(encoding="utf-8") if (file := Path(entry.get_scenario(folder))).is_file() else None
-        for entry in entries
-    ]
-    return json.dumps([str(folder), [entry.model_dump() for entry in entries], scenarios]).encode()
+def _get_recipe(entry: BoardEntry, board: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
+    """Return the scenario that an entry runs, and changes of its keys, such as the options that its first seed chose."""
+    source, changes = entry.get_recipe(folder)
+    return source, changes + (_list_baseline_changes(entry, board["seeds"], folder) if board["seeds"] else [])
+
+
+def _describe_code(entry: BoardEntry, board: Mapping[str, Any], folder: Path) -> bytes:
+    """Return a text of the code of an entry's scenario in this folder: all that it names, and the files of that.
+
+    The scenario is not loaded, which would import code.
+
+    Raises:
+        ConfigError: The scenario, or one that it extends, cannot be read.
+    """
+    source, changes = _get_recipe(entry, board, folder)
+    scenario = read_chain(find_scenario(source), changes)
+    references = sorted(list_references(scenario.document))
+    named = [scenario.path.parent / file for file in map(parse_file, references) if file]
+    files = {path for file in named if file.is_file() for path in (file, *find_files_beside(file))}
+    hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    return json.dumps([str(folder), entry.key, references, hashes]).encode()
+
+
+def _check_code(entry: BoardEntry, board: Mapping[str, Any], folder: Path) -> None:
+    """Check that this user has put the scenario of an entry into the board with the code that it has now.
+
+    Anybody who can write to the folder can change the scenario, what it extends, its code, and the results that later seeds read.
+
+    Raises:
+        ConfigError: It names other code; with --trust, that is approved.
+    """
+    content = _describe_code(entry, board, folder)
+    if not is_approved_content(content):
+        raise ConfigError(
+            f"{entry.key} names code that you have not put into this board on this machine, or that has changed since: read "
+            f"{entry.get_recipe(folder)[0]} and the files that it names, then add --trust"
+        )
+    approve_content(content)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise ConfigError if a link in a board's folder would let the board write elsewhere."""
+    names = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    for path in [
+        *folder.iterdir(),
+        *(path for name in names if not name.is_symlink() for path in name.iterdir()),
+    ]:
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a link; a board writes into its folder only, so remove the link")
 
 
 @contextmanager
@@ -267,9 +311,10 @@ def _run_entry(
         say(f"{entry.key}, seed {seed}: left out, because the budget is spent")
         return False
     say(f"{entry.key}, seed {seed}")
-    source, changes = entry.get_recipe(folder)
-    changes += _list_baseline_changes(entry, board["seeds"], folder)
+    _refuse_links(folder)
+    source, changes = _get_recipe(entry, board, folder)
     path = _get_run(folder, entry, seed).path
+    _check_code(entry, board, folder)
     if not run_seed(source, changes, seed, path, board["commands"][-1]):
         raise _BoardStopped
     return True
@@ -277,12 +322,16 @@ def _run_entry(
 
 def _list_baseline_changes(entry: BoardEntry, seeds: Sequence[int], folder: Path) -> list[str]:
     """Return the changes of an entry's scenario: the options of baselines that its first seed chose, if that has finished."""
-    report = _get_run(folder, entry, seeds[0]).read_json("report.json") or {}
-    chosen = {name: facts.get("options") for name, facts in (report.get("trained") or {}).items()}
+    run = _get_run(folder, entry, seeds[0])
+    with refuse_damage(run.report):
+        report = run.read_json("report.json") or {}
+        chosen = {
+            name: dict(facts.get("options") or {}) for name, facts in (report.get("trained") or {}).items()
+        }
     if not any(chosen.values()):
         return []
     baselines = [
-        {**config, **options, "trials": 1} if (options := chosen.get(config["use"])) else config
+        {**options, **config, "trials": 1} if (options := chosen.get(config["use"])) else config
         for config in entry.baselines
     ]
     return [f"evaluate.baselines={json.dumps(baselines)}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -280,23 +281,74 @@ def test_a_board_of_somebody_else_imports_no_code_before_it_is_approved(
     document = yaml.parse(scenario.read_text())
     document["evaluate"]["baselines"] = [{"use": "evil.py:Mine"}]
     scenario.write_text(yaml.dump(document))
-    assert "that you have not written on this machine" in refused("board", "--run-dir", "b")
+    assert "names code that you have not put into this board" in refused("board", "--run-dir", "b")
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize(
-    "change", [{"source": "../evil.yaml"}, {"baselines": [{"use": "evil.py:Mine"}]}], ids=str
+    "change", [{"source": "evil.yaml"}, {"baselines": [{"use": "evil.py:Mine"}]}], ids=str
 )
 def test_a_board_whose_entries_others_have_changed_is_refused(
     ring, typed, refused, started, tmp_path, change
 ):
     typed("board", "--data", ring.scenario, "--run-dir", "b")
+    evil = Path(ring.scenario).with_name("evil.py")
+    evil.write_text("raise SystemExit('it ran')")
+    text = f"extends: {ring.scenario}\ntracking: {{x: {{use: {evil}:T}}}}\n"
+    (tmp_path / "evil.yaml").write_text(text)
     content = json.loads((tmp_path / "b" / "board.json").read_text())
     content["entries"][0] |= change
     (tmp_path / "b" / "board.json").write_text(json.dumps(content))
     message = refused("board", "--run-dir", "b", "--seeds", "1,2")
-    assert "that you have not written on this machine" in message
+    assert "names code that you have not put into this board" in message
     assert "add --trust" in message
+
+
+def test_code_that_changed_since_a_board_began_runs_in_none_of_its_later_seeds(
+    typed, refused, started, tmp_path, write_log
+):
+    """The code's file, what the scenario extends, and the results of the first seed, which name options of baselines."""
+    write_log(tmp_path / "films.csv")
+    typed("board", "--data", "films.csv", "--run-dir", "b")
+    folder, ran = tmp_path / "b", f"open({str(tmp_path / 'pwned')!r}, 'w')"
+    scenario = folder / "films-last.yaml"
+    document = yaml.parse(scenario.read_text())
+    (folder / "evil.py").write_text("")
+    (folder / "base.yaml").write_text(f"extends: {document['extends']}\n")
+    scenario.write_text(yaml.dump(document | {"extends": "base.yaml"}))
+    again = ("board", "--run-dir", "b", "--seeds", "1,2")
+    entry = board.BoardEntry(**board.read_board(folder)["entries"][0])
+    board.approve_content(board._describe_code(entry, {"seeds": [1]}, folder))
+    (folder / "base.yaml").write_text(
+        f"extends: {document['extends']}\ntracking: {{x: {{use: evil.py:T}}}}\n"
+    )
+    assert "names code" in refused(*again)
+    board.approve_content(board._describe_code(entry, {"seeds": [1]}, folder))
+    (folder / "evil.py").write_text(ran)
+    assert "names code" in refused(*again)
+    (folder / "evil.py").write_text("")
+    report = folder / "films-last" / "seed-1" / "report.json"
+    content = json.loads(report.read_text())
+    content["trained"]["sasrec"]["options"] |= {"use": "evil.py:T", "lr": "evil.py:Other"}
+    report.write_text(json.dumps(content))
+    assert "names code" in refused(*again)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_link_in_a_board_is_refused_before_anything_is_written(
+    typed, refused, started, tmp_path, write_log
+):
+    write_log(tmp_path / "films.csv")
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "board.json").write_text("{}")
+    (tmp_path / "b" / "films-data").symlink_to(tmp_path / "victim")
+    assert "is a link" in refused("board", "--data", "films.csv", "--run-dir", "b")
+    (tmp_path / "b" / "films-data").unlink()
+    (tmp_path / "b" / "films-last").mkdir()
+    (tmp_path / "b" / "films-last" / "seed-1").symlink_to(tmp_path / "victim")
+    assert "is a link" in refused("board", "--data", "films.csv", "--run-dir", "b")
+    assert not [*(tmp_path / "victim").iterdir()]
 
 
 def test_a_board_that_was_moved_continues_with_trust(ring, typed, refused, started, tmp_path, monkeypatch):
@@ -345,7 +397,10 @@ def test_the_users_own_folder_stays_where_a_board_is_refused(started, refused, t
     (tmp_path / "mine" / "board.json").write_text("{}")  # of a board that was killed before its first entry
     (tmp_path / "mine" / "thesis.txt").write_text("")
     (tmp_path / "mine" / "link").symlink_to(tmp_path)
+    assert "is a link" in refused("board", "--run-dir", "mine", "--data", "nowhere")
+    (tmp_path / "mine" / "link").unlink()
     assert "nowhere" in refused("board", "--run-dir", "mine", "--data", "nowhere")
+    (tmp_path / "mine" / "link").symlink_to(tmp_path)
     assert {"board.json", "thesis.txt", "link"} <= {path.name for path in (tmp_path / "mine").iterdir()}
 
 
