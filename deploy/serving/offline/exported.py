@@ -22,8 +22,9 @@ from nonet.trust import add_references, guard_folder
 from nonet.workers.registry import load_recommender, make_recommender
 from nonet.workers.roles import RunSetup
 
-FORMAT = 2
-# An export of format 1 has the options and all weights of a model that can be opened from `TRANSFORMERS_FOLDER`.
+FORMAT = 3
+# An export of format 2 has no options of votes that validation chose, and one of format 1 the options and all weights of a model
+# that can be opened from `TRANSFORMERS_FOLDER`.
 _OLDEST_FORMAT = 1
 DENSE_WEIGHTS = "model.safetensors"
 TRANSFORMERS_FOLDER = "transformers"

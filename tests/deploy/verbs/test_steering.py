@@ -19,7 +19,8 @@ from nonet.controller.session.objectives import SETTABLE, RewardObjectives
 from nonet.controller.session.steering import RewardSteering
 from nonet.deploy.run import steer
 from nonet.deploy.run.driver import DriverRun
-from nonet.errors import ConfigError
+from nonet.deploy.run.memory import PeakMemory
+from nonet.errors import ConfigError, WorkerFailed
 
 
 @pytest.fixture
@@ -157,3 +158,11 @@ def test_stop_ends_a_run_of_a_local_ray_after_a_commit(no_ray, tmp_path):
     assert (ended.returncode, ended.stdout) == (0, "stopped long\n"), ended.stderr
     assert driver.wait(60) == 130
     assert list(run.checkpoints.glob("step-*/manifest.json"))
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_wrong_input_deletes_the_folder_of_a_new_run_alone(run, resumes):
+    driver = DriverRun(run, None, PeakMemory().__enter__(), 60.0, lock_run(run), resumes=resumes)
+    with pytest.raises(WorkerFailed, match="no price"):
+        driver._finish({"state": "failed", "exit_code": 2, "error": "no price"})
+    assert run.path.exists() == resumes
