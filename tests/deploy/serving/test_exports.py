@@ -175,7 +175,7 @@ def test_other_folders_and_exports_of_newer_versions_are_refused(decoder, tmp_pa
     out = shutil.copytree(decoder, tmp_path / "out")
     description = json.loads((out / "export.json").read_text())
     (out / "export.json").write_text(json.dumps(description | {"format": 99}))
-    with pytest.raises(DataError, match="format 99, and this version of Nonet reads 1 to 2"):
+    with pytest.raises(DataError, match="format 99, and this version of Nonet reads 1 to 3"):
         Exported(out)
     with pytest.raises(DataError, match="use a folder that `nonet export RUN DIR` wrote"):
         Exported(tmp_path / "nothing")
