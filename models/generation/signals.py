@@ -4,7 +4,8 @@
 
 w(x) is the weight of an event among the voters, and cos_k the cosine of two items in signal k, the IDF-weighted words of a column
 of the item table. q(y) ~ p(y)^b v(y)^c exp(sum_k g_k s_k(y)) then prefers, among the items with votes, those that are like what
-the user looked at (`memory.py`). A sparse matrix [I, F] holds the words of all signals; an item without words has s = 0.
+the user looked at (`memory.py`). A sparse matrix [I, F] holds the words of all signals; an item without words has s = 0. A column
+of vectors is a signal too, whose words are the numbers of a vector.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from nonet.ranges import expand_ranges
 # Shapes: I items, K signals, F words of all signals, E (item, word) pairs, P prompts, Y (prompt, voter) pairs, Z (prompt, item)
 # pairs to compare, C items to search.
 
-FORMAT = 1
+FORMAT = 2
+_FORMAT_OF_WORDS = 1  # without columns of vectors
 _MAX_PRODUCTS = 1 << 22  # Products of words and prompts that are in memory at once.
 _ARRAYS = ("row", "word", "value")
 SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
@@ -44,7 +46,8 @@ class ItemSignals:
         row: Index of the first word of each item [I + 1] int64.
         word: Words [E] int32, as indices of `words`.
         value: Weight of each word of an item [E] float32.
-        words: The words [F]: columns `word`, `signal` (index in `names`) and `idf`.
+        words: The words [F]: columns `word`, `signal` (index in `names`) and `idf`; with columns of vectors also `mean`, the
+            mean of a number of the vectors.
         n_first: Number of items by which the words are weighted, without those that were added later.
     """
 
@@ -70,7 +73,7 @@ class ItemSignals:
         for name in _ARRAYS:
             np.save(folder / SIGNAL_FILES[f"signal_{name}"], getattr(self, name))
         metadata = {
-            "format": str(FORMAT),
+            "format": str(FORMAT if "mean" in self.words.column_names else _FORMAT_OF_WORDS),
             "items": str(self.n_first),
             **{f"signal {k}": name for k, name in enumerate(self.names)},
         }
@@ -93,13 +96,15 @@ class ItemSignals:
             is_text = pa.types.is_string(words["word"].type)
             metadata = {key.decode(): value.decode() for key, value in (words.schema.metadata or {}).items()}
             n_first = int(metadata.get("items", 0))
+            has_means = metadata.get("format") != str(FORMAT) or _are_means(words["mean"].to_numpy())
         except (OSError, EOFError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DataError(
                 f"signals {files['signal_words'].parent}: not readable ({error}). Run the tokenise stage again."
             ) from None
-        if (number := metadata.get("format", "?")) != str(FORMAT):
+        if (number := metadata.get("format", "?")) not in (str(_FORMAT_OF_WORDS), str(FORMAT)):
             raise DataError(
-                f"signals {files['signal_words'].parent}: format {number}; this version reads {FORMAT}. Upgrade Nonet."
+                f"signals {files['signal_words'].parent}: format {number}; this version reads {_FORMAT_OF_WORDS} and {FORMAT}. "
+                "Upgrade Nonet."
             )
         names = tuple(metadata[key] for k in range(len(metadata)) if (key := f"signal {k}") in metadata)
         row, word, value = (arrays[name] for name in _ARRAYS)
@@ -112,9 +117,10 @@ class ItemSignals:
             and bool((np.diff(row.astype(np.int64)) >= 0).all())
             and _are_indices(word, len(words))
             and _are_indices(signal_of_word, len(names))
-            and _are_weights(value, 1.001)
+            and _are_weights(value, 1.001, -1.001 if number == str(FORMAT) else 0.0)
             and _are_weights(idf, 100.0)
             and is_text
+            and has_means
             and n_first > 0
         ):
             raise DataError(
@@ -257,11 +263,16 @@ def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) 
     return signals
 
 
+def _are_means(values: np.ndarray) -> bool:
+    """Return whether all values are finite numbers."""
+    return values.dtype.kind == "f" and bool(np.isfinite(values).all())
+
+
 def _are_indices(values: np.ndarray, size: int) -> bool:
     """Return whether all values are integers in [0, size)."""
     return values.dtype.kind in "iu" and (not len(values) or (values.min() >= 0 and values.max() < size))
 
 
-def _are_weights(values: np.ndarray, largest: float) -> bool:
-    """Return whether all values are numbers in [0, largest]."""
-    return values.dtype.kind == "f" and bool(((values >= 0) & (values <= largest)).all())
+def _are_weights(values: np.ndarray, largest: float, smallest: float = 0.0) -> bool:
+    """Return whether all values are numbers in [smallest, largest]."""
+    return values.dtype.kind == "f" and bool(((values >= smallest) & (values <= largest)).all())

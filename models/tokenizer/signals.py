@@ -1,7 +1,9 @@
-"""Signals of a memory from columns of the item table: words weighted by IDF, rows of norm 1.
+"""Signals of a memory from columns of the item table: words weighted by IDF, or the numbers of vectors, rows of norm 1.
 
 The weight of a word that n of N items have is log(N / n) (Sparck Jones, 1972), once per item. A word of one item is like no other
-item's, so it counts in the norm and is not stored. Of a long text, the first 128 distinct words count.
+item's, so it counts in the norm and is not stored. Of a long text, the first 128 distinct words count. A number of a vector is a
+word that each item with a vector has, with the number less its mean over the items as its weight: embeddings of texts share a
+direction, which says nothing.
 """
 
 from __future__ import annotations
@@ -9,34 +11,41 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals
 from nonet.suggest import join_names, suggest_sentence
 
-# Shapes: I items, K signals, F stored words, E (item, word) pairs.
+pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
+
+# Shapes: I items, K signals, F stored words, E (item, word) pairs, n items with a vector, D numbers of a vector.
 
 _CHUNK_ITEMS = 1 << 12
 _MAX_WORDS = (
     128  # Distinct words of an item in a signal that are read, the first ones, so that long texts stay cheap.
 )
+_MAX_NUMBERS = 256  # Numbers of a vector: each takes the memory and the time of a word.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 
 def check_signals(names: Sequence[str], items: pa.Table, key: str = "model.memory.signals") -> None:
-    """Raise DataError if a signal, which a key of the scenario names, is no column of words of the item table."""
+    """Raise DataError if a signal, which a key of the scenario names, is no column of words or vectors of the item table."""
     columns = {field.name: field.type for field in items.schema}
-    usable = list_word_columns(items)
+    usable = [*list_word_columns(items), *(name for name, dtype in columns.items() if is_vector_type(dtype))]
     for name in names:
         if name not in usable:
             problem = f"is {columns[name]}" if name in columns else "is no column of the items"
             raise DataError(
-                f"{key}: {name!r} {problem}; a signal is a column of text or lists of text, and there "
+                f"{key}: {name!r} {problem}; a signal is a column of text, lists of text or vectors, and there "
                 f"{'are ' + join_names(usable) if usable else 'is none'}.{suggest_sentence(name, usable)}"
             )
+        if is_vector_type(columns[name]) and len(items):
+            _read_numbers(items[name], f"{key}: {name!r}")
 
 
 def list_word_columns(items: pa.Table) -> list[str]:
@@ -49,10 +58,10 @@ def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
 
     Args:
         items: The item table [I].
-        names: Columns of text or lists of text, the signals [K].
+        names: Columns of text, lists of text or vectors, the signals [K].
 
     Raises:
-        DataError: A signal is no such column.
+        DataError: A signal is no such column, or has vectors that cannot be compared.
     """
     check_signals(names, items)
     index_by_word: dict[tuple[int, str], int] = {}
@@ -72,7 +81,19 @@ def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
         }
     )
     signal = np.array([k for k, _ in keys], np.int64)
-    return _build(tuple(names), words, len(items), item, number[word], signal[word], idf[word])
+    parts = [(item, number[word], signal[word], idf[word])]
+    for k, name in enumerate(names):
+        if not is_vector_type(items[name].type):
+            continue
+        row, values_nD = _read_numbers(items[name], f"model.memory.signals: {name!r}")
+        mean_D, width = values_nD.mean(0, dtype=np.float64), values_nD.shape[1]
+        if "mean" not in words.column_names:
+            words = words.append_column("mean", pa.array(np.zeros(len(words))))
+        parts.append(_list_numbers(k, row, values_nD, mean_D, len(words)))
+        texts = pa.array([str(d) for d in range(width)], pa.string())
+        columns = [texts, pa.array([k] * width, pa.int32()), pa.array(np.ones(width)), pa.array(mean_D)]
+        words = pa.concat_tables([words, pa.table(columns, words.schema)]).combine_chunks()
+    return _build(tuple(names), words, len(items), *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
@@ -81,6 +102,9 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     Args:
         signals: The signals [I].
         new_items: The table of the new items, with the same columns.
+
+    Raises:
+        DataError: Their vectors have another length, or cannot be compared.
     """
     words = signals.words
     keys = zip(words["signal"].to_pylist(), words["word"].to_pylist(), strict=True)
@@ -91,7 +115,14 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     idf = np.concatenate([words["idf"].to_numpy(), np.full(n_signals, np.log(signals.n_first))])
     signal = np.concatenate([words["signal"].to_numpy(), np.arange(n_signals)]).astype(np.int64)
     number = np.where(word < n_words, word, -1)
-    added = _build(signals.names, words, len(new_items), item, number, signal[word], idf[word])
+    parts = [(item, number, signal[word], idf[word])]
+    for k, name in enumerate(signals.names):
+        if is_vector_type(new_items[name].type) and new_items[name].null_count < len(new_items):
+            first, mean_D = int(np.argmax(words["signal"].to_numpy() == k)), words["mean"].to_numpy()
+            mean_D = mean_D[words["signal"].to_numpy() == k]
+            row, values_nD = _read_numbers(new_items[name], f"items: {name!r}", len(mean_D))
+            parts.append(_list_numbers(k, row, values_nD, mean_D, first))
+    added = _build(signals.names, words, len(new_items), *map(np.concatenate, zip(*parts, strict=True)))
     return ItemSignals(
         signals.names,
         np.concatenate([signals.row, added.row[1:] + signals.row[-1]]),
@@ -120,13 +151,13 @@ def _build(
         item: Item of each pair [E].
         word: Number of the word of each pair [E]; -1 for a word that is not stored.
         signal: Signal of each pair [E].
-        weight: IDF of each pair's word [E].
+        weight: Weight of each pair's word [E]: its IDF, or a number of a vector.
     """
     cell = item * len(names) + signal
     norm = np.sqrt(np.bincount(cell, weights=weight**2, minlength=n_items * len(names)))
     value = weight / np.maximum(norm[cell], 1e-12)
     order = np.lexsort((word, item))
-    kept = order[(word[order] >= 0) & (value[order] > 0)]
+    kept = order[(word[order] >= 0) & (value[order] != 0)]
     row = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(item[kept], minlength=n_items))])
     return ItemSignals(
         names, row, word[kept].astype(np.int32), value[kept].astype(np.float32), words, max(n_items, 1)
@@ -147,7 +178,7 @@ def _index_words(
     n_known = len(index_by_word)
     pairs = [np.empty((2, 0), np.int64)]
     for k, name in enumerate(names):
-        for start, texts in _iterate_words(items[name]):
+        for start, texts in _iterate_words(items[name]) if has_words(items[name].type) else ():
             entries = [
                 (start + offset, index_by_word.get((k, text), n_known + k))
                 if is_fixed
@@ -158,6 +189,51 @@ def _index_words(
             pairs.append(np.array(entries, np.int64).reshape(-1, 2).T)
     item, word = np.concatenate(pairs, 1)
     return item, word
+
+
+def _read_numbers(
+    column: pa.ChunkedArray, title: str, width: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the items [n] that have a vector, and their vectors [n, D] float64.
+
+    Args:
+        column: The column of vectors.
+        title: The start of error messages.
+        width: The number D that the vectors must have; None for any up to 256.
+
+    Raises:
+        DataError: No item has a vector, or vectors differ in length, are too long, or have a value that is no number.
+    """
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    row = np.flatnonzero(lengths)
+    widths = np.unique(lengths[row])
+    if len(widths) != 1 or widths[0] > _MAX_NUMBERS or width not in (None, widths[0]):
+        got = (
+            f"vectors of {join_names(widths[:3].tolist())} numbers" if len(widths) else "no vector in any row"
+        )
+        wanted = (
+            f"all vectors must have {width} numbers"
+            if width
+            else f"all must be equally long, up to {_MAX_NUMBERS} numbers"
+        )
+        raise DataError(f"{title} has {got}; {wanted}. Longer ones can be reduced by PCA.")
+    flat = pc.list_flatten(column.filter(pa.array(lengths > 0))).cast(pa.float64())
+    values_nD = flat.to_numpy(zero_copy_only=False).reshape(len(row), -1)
+    if not np.isfinite(values_nD).all():
+        bad = int((~np.isfinite(values_nD).all(1)).sum())
+        raise DataError(
+            f"{title} has NaN, infinite or missing values in the vectors of {bad} items. Clean the table."
+        )
+    return row, values_nD
+
+
+def _list_numbers(
+    k: int, row: np.ndarray, values_nD: np.ndarray, mean_D: np.ndarray, first: int
+) -> tuple[np.ndarray, ...]:
+    """Return the pairs of signal k for `_build`: items, words from `first` on, signals, and weights, [n * D] each."""
+    n_items, width = values_nD.shape
+    word = np.tile(np.arange(first, first + width), n_items)
+    return np.repeat(row, width), word, np.full(n_items * width, k), (values_nD - mean_D).reshape(-1)
 
 
 def _iterate_words(column: pa.ChunkedArray) -> Iterator[tuple[int, list[list[str]]]]:
@@ -179,3 +255,12 @@ def has_words(dtype: pa.DataType) -> bool:
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return not pa.types.is_floating(dtype.value_type)
     return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
+
+
+def is_vector_type(dtype: pa.DataType) -> bool:
+    """Return whether a column of the item table holds one vector per item; lists of integers are words."""
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
+    return (pa.types.is_list(dtype) or pa.types.is_large_list(dtype)) and pa.types.is_floating(
+        dtype.value_type
+    )

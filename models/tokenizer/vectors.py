@@ -17,7 +17,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from nonet.errors import ConfigError, DataError
-from nonet.models.tokenizer.signals import has_words, split_words
+from nonet.models.tokenizer.signals import has_words, is_vector_type, split_words
 from nonet.models.tokenizer.sparse_matrix import compute_ppmi, compute_svd, compute_tfidf
 from nonet.models.tokenizer.text_sources import format_encoder, join_texts, list_encoders
 from nonet.samples.sequences import Sequences
@@ -183,7 +183,7 @@ def _compute_column_vectors(name: str, column: pa.ChunkedArray, dim: int, seed: 
     column_type = column.type
     if pa.types.is_floating(column_type) or pa.types.is_integer(column_type):
         return np.nan_to_num(column.cast(pa.float64()).to_numpy().astype(np.float32), nan=0.0)[:, None]
-    if _is_vector_type(column_type):
+    if is_vector_type(column_type):
         return _read_vectors(name, column)
     chunks = (column.slice(start, _CHUNK_TEXTS).to_pylist() for start in range(0, len(column), _CHUNK_TEXTS))
     values = (value for chunk in chunks for value in chunk)
@@ -192,15 +192,6 @@ def _compute_column_vectors(name: str, column: pa.ChunkedArray, dim: int, seed: 
     raise DataError(
         f"tokenizer.vectors: column {name!r} is {column_type}; it must be text, a list of text, a vector (list of floats), "
         "or a number."
-    )
-
-
-def _is_vector_type(dtype: pa.DataType) -> bool:
-    """Return whether a column holds one vector per item."""
-    if pa.types.is_fixed_size_list(dtype):
-        return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
-    return (pa.types.is_list(dtype) or pa.types.is_large_list(dtype)) and pa.types.is_floating(
-        dtype.value_type
     )
 
 
@@ -281,7 +272,7 @@ def _read_parquet(path: Path, items: pa.Table) -> np.ndarray:
     pandas_index = [name for name in table.column_names if name.startswith("__index_level_")]
     table = table.drop_columns(pandas_index).take([row_of_item[item] for item in item_ids])
     list_columns = [
-        field.name for field in table.schema if _is_vector_type(field.type) or _is_integer_list(field.type)
+        field.name for field in table.schema if is_vector_type(field.type) or _is_integer_list(field.type)
     ]
     if "vector" in list_columns or len(list_columns) == 1:
         name = "vector" if "vector" in list_columns else list_columns[0]

@@ -14,7 +14,7 @@ import torch
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_memory_files
 from nonet.models.generation.signals import open_signals
-from nonet.models.tokenizer import compute_signals, extend_signals
+from nonet.models.tokenizer import check_signals, compute_signals, extend_signals
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
 from nonet.samples.sequences import ALLOW, TEST, TRAIN, CountOptions, Sequences, Transitions
@@ -124,10 +124,10 @@ def test_missing_and_other_signals_are_one_line(tmp_path):
         open_signals(list_memory_files(tmp_path), NAMES, ITEMS)
     words = pq.read_table(tmp_path / "signal_words.parquet")
     pq.write_table(
-        words.replace_schema_metadata({"format": "2", "items": "40", "signal 0": "kinds"}),
+        words.replace_schema_metadata({"format": "3", "items": "40", "signal 0": "kinds"}),
         tmp_path / "signal_words.parquet",
     )
-    with pytest.raises(DataError, match=r"format 2; this version reads 1. Upgrade Nonet"):
+    with pytest.raises(DataError, match=r"format 3; this version reads 1 and 2. Upgrade Nonet"):
         ItemSignals.map(list_memory_files(tmp_path))
     pq.write_table(pa.table({"other": [1]}), tmp_path / "signal_words.parquet")
     with pytest.raises(DataError, match="not readable"):
@@ -139,6 +139,68 @@ def test_a_column_without_words_is_one_line():
         compute_signals(make_items(), ["year"])
     with pytest.raises(DataError, match=r"'titel' is no column of the items.* Did you mean 'title'"):
         compute_signals(make_items(), ["titel"])
+
+
+def make_vectors(seed: int, n_items: int = ITEMS) -> list[list[float] | None]:
+    """Vectors that share a direction; one item has none."""
+    values = rng(seed, "vectors").normal(size=(n_items, 5)) + np.array([9.0, 0, 0, 0, 0])
+    return [None if row == 7 else list(map(float, values[row])) for row in range(n_items)]
+
+
+def compute_centred_cosines(vectors: list[list[float] | None], mean: np.ndarray) -> np.ndarray:
+    """The cosines [I, I] of vectors less a mean; 0 for an item without one."""
+    rows = np.array([np.zeros(5) if vector is None else np.array(vector) - mean for vector in vectors])
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return rows @ rows.T
+
+
+def test_a_column_of_vectors_is_a_signal_by_the_cosine_of_what_is_left_of_their_mean(tmp_path):
+    items, vectors = make_items(), make_vectors(1)
+    items = items.append_column("vector", pa.array(vectors, pa.list_(pa.float32())))
+    signals = compute_signals(items, ["vector", "kinds"])
+    signals.save(tmp_path)
+    signals = ItemSignals.map(list_memory_files(tmp_path))
+    mean = np.mean([vector for vector in vectors if vector], 0)
+    wanted = compute_centred_cosines(vectors, mean)
+    pairs = np.arange(ITEMS * ITEMS)
+    profiles = signals.make_profiles(np.arange(ITEMS), np.arange(ITEMS), np.ones(ITEMS), ITEMS)
+    got = profiles.compute_similarities(pairs // ITEMS, pairs % ITEMS).reshape(ITEMS, ITEMS, 2)
+    assert got[..., 0] == pytest.approx(wanted, abs=1e-5)
+    assert got[..., 0].min() < -0.5
+    alone = compute_signals(items, ["kinds"])
+    of_kinds = alone.make_profiles(np.arange(ITEMS), np.arange(ITEMS), np.ones(ITEMS), ITEMS)
+    assert got[..., 1] == pytest.approx(
+        of_kinds.compute_similarities(pairs // ITEMS, pairs % ITEMS)[:, 0].reshape(ITEMS, ITEMS)
+    )
+
+    more = make_vectors(2, 8)
+    new = make_items(8, 9).append_column("vector", pa.array(more, pa.list_(pa.float32())))
+    extended = extend_signals(signals, new)
+    both = compute_centred_cosines(vectors + more, mean)
+    prompt, item = np.divmod(np.arange(ITEMS * 8), 8)
+    profiles = extended.make_profiles(np.arange(ITEMS), np.arange(ITEMS), np.ones(ITEMS), ITEMS)
+    added = profiles.compute_similarities(prompt, item + ITEMS)[:, 0].reshape(ITEMS, 8)
+    assert added == pytest.approx(both[:ITEMS, ITEMS:], abs=1e-5)
+    without = make_items(8, 9).append_column("vector", pa.nulls(8, pa.list_(pa.float32())))
+    assert len(extend_signals(signals, without)) == ITEMS + 8
+    with pytest.raises(DataError, match="'vector' has vectors of 2 numbers; all vectors must have 5 numbers"):
+        extend_signals(signals, make_items(8).slice(0, 1).append_column("vector", pa.array([[1.0, 2.0]])))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "says"),
+    [
+        ([[1.0], [1.0, 2.0]], "vectors of 1, 2 numbers; all must be equally long"),
+        ([[0.0] * 300] * 2, "vectors of 300 numbers; all must be equally long, up to 256 numbers"),
+        ([None, None], "no vector in any row"),
+        ([[1.0, float("nan")], [1.0, 2.0]], "NaN, infinite or missing values in the vectors of 1 items"),
+        ([[1.0, None], [1.0, 2.0]], "NaN, infinite or missing values in the vectors of 1 items"),
+    ],
+)
+def test_vectors_that_cannot_be_compared_are_one_line(vectors, says):
+    items = pa.table({"item_id": [1, 2], "vector": pa.array(vectors, pa.list_(pa.float64()))})
+    with pytest.raises(DataError, match=says):
+        check_signals(["vector"], items)
 
 
 def test_an_order_of_the_items_changes_no_similarity():
