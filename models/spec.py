@@ -328,8 +328,8 @@ class Memory(StrictModel):
     signals: Annotated[
         list[str],
         Field(
-            description="columns of the items, text or lists of words, whose similarity with a user's newest events counts "
-            "in the votes; the weight of each is fitted"
+            description="columns of the items, text, lists of words or vectors, whose similarity with a user's newest events "
+            "counts in the votes; the weight of each is fitted"
         ),
     ] = []
     neighbours: Annotated[
