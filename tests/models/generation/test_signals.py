@@ -329,6 +329,20 @@ def test_cold_items_share_half_of_the_votes_by_similarity(weights):
     assert some > 10
 
 
+def test_cold_items_get_no_votes_where_nothing_else_votes():
+    voters, is_cold, seq, users, _ = make_cold_voting()
+    cold = np.flatnonzero(is_cold)
+    item = seq.item.copy()
+    item[seq.offsets[users[0]] : seq.offsets[users[0] + 1]] = cold[:12]
+    seq = replace(seq, item=item)
+    positions = np.array([5, 5])
+    votes = voters.compute_votes(
+        seq, np.array([users[0], users[-1]]), positions, similarity_weights=(1.0, 1.0, 0.0)
+    )
+    assert (votes.leaf[0] < 0).all()
+    assert is_cold[np.asarray(voters._trie.item_of_leaf)[votes.leaf[1]]].any()
+
+
 def test_cold_items_get_the_same_votes_alone_and_among_others_and_none_where_hidden():
     voters, is_cold, seq, users, positions = make_cold_voting()
     weights = (1.1, 0.7, 0.3)

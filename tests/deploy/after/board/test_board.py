@@ -335,6 +335,19 @@ def test_code_that_changed_since_a_board_began_runs_in_none_of_its_later_seeds(
     assert not (tmp_path / "pwned").exists()
 
 
+def test_a_planted_result_names_no_code_of_a_baseline(typed, started, tmp_path, write_log):
+    write_log(tmp_path / "films.csv")
+    typed("board", "--data", "films.csv", "--run-dir", "b")
+    report = tmp_path / "b" / "films-last" / "seed-1" / "report.json"
+    content = json.loads(report.read_text())
+    content["trained"]["sasrec"]["options"]["use"] = "ials"
+    report.write_text(json.dumps(content))
+    entry = board.BoardEntry(**board.read_board(tmp_path / "b")["entries"][0])
+    (change,) = board._list_baseline_changes(entry, [1], tmp_path / "b")
+    uses = [options["use"] for options in json.loads(change.partition("=")[2])]
+    assert uses == [options["use"] for options in entry.baselines]
+
+
 def test_a_link_in_a_board_is_refused_before_anything_is_written(
     typed, refused, started, tmp_path, write_log
 ):
