@@ -49,7 +49,7 @@ from nonet.samples.sequences import (
     build_sequences,
     check_kinds,
     drop_unknown_events,
-    get_training_end,
+    get_part_starts,
     is_task,
     parse_min_events,
 )
@@ -155,8 +155,8 @@ class DataSetup:
     @property
     def changes(self) -> LogChanges:
         """The changes of the log: labels and compression."""
-        training_end = get_training_end(self.options.split)
-        return LogChanges(self.labels, self.drop_unlabelled, self.compress, training_end)
+        part_starts = get_part_starts(self.options.split)
+        return LogChanges(self.labels, self.drop_unlabelled, self.compress, part_starts)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables, and return the sequences and their items.

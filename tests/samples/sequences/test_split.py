@@ -10,6 +10,7 @@ from nonet.samples.sequences.split import (
     TRAIN,
     VALID,
     draw_cold_items,
+    get_part_starts,
     get_training_end,
     mask_cold_events,
     parse_duration,
@@ -164,5 +165,10 @@ def test_a_split_by_time_holds_out_only_the_parts_that_have_a_time_span():
         assert (
             get_training_end(split) == times[expected.index(next(code for code in expected if code != TRAIN))]
         )
+        codes = np.array([TRAIN, RL, VALID, TEST])[
+            [sum(time >= start for start in get_part_starts(split)) for time in times]
+        ]
+        assert codes.tolist() == expected
+    assert get_part_starts({"use": "leave_last_out", "test": 1}) == ()
     with pytest.raises(ConfigError, match="split: valid: 'soon' is not a duration"):
         split_events(offsets, times, {"use": "time", "test": moment, "valid": "soon"})
