@@ -149,6 +149,21 @@ def test_an_interrupted_download_leaves_no_copy(store, monkeypatch, tmp_path):
     assert left == {".lock", ".fetch"}
 
 
+def test_a_download_deletes_what_a_killed_one_of_the_same_files_has_copied(store, monkeypatch, tmp_path):
+    put(store, "models/tiny/a")
+    folder = tmp_path / "cache" / "fetched"
+    with monkeypatch.context() as patch:
+        patch.setattr(addresses.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(addresses.shutil, "rmtree", lambda *paths, **options: None)
+        with pytest.raises(KeyboardInterrupt):
+            fetch_folder("s3://models/tiny", "model.path")
+    assert len(list(folder.glob(".fetching-*"))) == 1
+    assert [
+        path.name for path in addresses.Path(fetch_folder("s3://models/tiny", "model.path")).iterdir()
+    ] == ["a"]
+    assert not list(folder.glob(".fetching-*"))
+
+
 def test_what_cannot_be_read_is_refused_in_one_line(store, monkeypatch, server):
     put(store, "models/tiny/a", b"x" * 2000)
     assert "there is no file" in refuse("s3://models/tyni")

@@ -66,13 +66,13 @@ class LogChanges:
         labels: Labels that arrive after their events.
         drop_unlabelled: Whether events of which no label is known yet are removed.
         compress: How repeated events become one; None for no compression.
-        training_end: Unix seconds from which on no event is trained on (`get_training_end`); None if no time ends the training.
+        part_starts: Unix seconds at which parts of the split begin (`get_part_starts`); none if the split is not by time.
     """
 
     labels: tuple[Labels, ...] = ()
     drop_unlabelled: bool = False
     compress: Compress | None = None
-    training_end: int | None = None
+    part_starts: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.labels) or self.compress is not None
@@ -143,7 +143,7 @@ class LogChanges:
             compress.by,
             items,
             has_repeat_events=not self.drop_unlabelled,
-            training_end=self.training_end,
+            part_starts=self.part_starts,
         )
 
     def apply_to_sample(
@@ -170,9 +170,7 @@ class LogChanges:
             "compress": self.compress and self.compress.model_dump(),
             # Earlier versions wrote no kinds of further rows.
             **(
-                {"repeat events": self.training_end or 0}
-                if self.compress and not self.drop_unlabelled
-                else {}
+                {"repeat events": self.part_starts or 0} if self.compress and not self.drop_unlabelled else {}
             ),
         }
 

@@ -189,20 +189,20 @@ def measure_profile(
     )
 
 
-def scale_profile(profile: DataProfile, factor: int, occurrences: np.ndarray) -> DataProfile:
+def scale_profile(profile: DataProfile, factor: int, item_events: np.ndarray) -> DataProfile:
     """Scale the profile of a sample of the users to all users.
 
     Args:
         profile: Profile of one out of `factor` users.
         factor: Number of users for each sampled user.
-        occurrences: Number of events of each item over all users [I].
+        item_events: Number of events of each item over all users [I].
     """
     return replace(
         profile,
         users=profile.users * factor,
-        events=profile.events * factor,
+        events=int(item_events.sum()),
         users_of=profile.users_of * factor,
-        items_of=np.bincount(occurrences),
+        items_of=np.bincount(item_events),
         tied_ends=profile.tied_ends * factor,
         duplicates=profile.duplicates * factor,
         implausible=profile.implausible * factor,

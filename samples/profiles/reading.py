@@ -1,7 +1,8 @@
 """Reads profiles of tables: only the needed columns, and only once per process while the files do not change.
 
 Above five million events, the profile is computed for a sample of the users, drawn by a hash of their ids, and counts are
-scaled up; occurrences of items are counted over all events. Memory does not grow with the events.
+scaled up. Occurrences of items are counted over all events; how many of them compression and `keep` leave is estimated from the
+sample. Memory does not grow with the events.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ import pyarrow.compute
 from nonet.errors import DataError
 from nonet.samples.preparation import EventLog, ItemIndex, collect_items
 from nonet.samples.profiles.profile import DataProfile, ItemColumn, measure_profile, scale_profile
-from nonet.samples.sequences import drop_unknown_events, index_items, parse_min_events, select_events
+from nonet.samples.sequences import (
+    Compress,
+    drop_unknown_events,
+    encode_categories,
+    index_items,
+    parse_min_events,
+    select_events,
+)
 from nonet.samples.tables import (
     Columns,
     are_lists,
@@ -37,6 +45,9 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 _COLUMNS = ("user_id", "item_id", "timestamp", "event", "rating")  # of the interactions that a profile reads
 # The number of events of the largest log that is read completely, and the approximate number of events of a sample.
 MOST_EVENTS, SAMPLED_EVENTS = 5_000_000, 2_000_000
+_PRIOR_EVENTS = (
+    20  # weight, in events, of the mean share of items with similarly many events in that of an item
+)
 _MAX_RATINGS = 100  # if there are more distinct ratings, they are rounded down to this many quantiles
 _cache: dict[
     Any, tuple[Any, ...]
@@ -53,7 +64,7 @@ def read_profile(
     where: str | None = None,
     drop_unknown_items: bool = False,
     keep: Mapping[str, int] | None = None,
-    period_s: int = 0,
+    compress: Compress | None = None,
 ) -> DataProfile:
     """Read the profile of the data that a scenario names, after `where`, compression and `keep`.
 
@@ -66,7 +77,7 @@ def read_profile(
         where: Condition on the interactions; None for all.
         drop_unknown_items: Whether interactions are left out whose item the items table lacks; otherwise they are an error.
         keep: Minimum `item_events` and `user_events`.
-        period_s: Seconds of a period of the clock in which a user's events with one item count as one; 0 to count all.
+        compress: How repeated events become one; None for no compression.
 
     Raises:
         DataError: If the data are not valid.
@@ -86,15 +97,17 @@ def read_profile(
         users_per_sampled_user,
         occurrences,
     ) = arrays
-    if period_s:
-        is_first = _find_first_of_periods(user, item, time, period_s)
+    if compress is not None:
+        group = item if compress.by == "item" else _encode_groups(items, columns)[item]
+        is_first = _find_first_of_periods(user, group, time, int(compress.compress))
+        if occurrences is not None:
+            occurrences = _estimate_kept_events(occurrences, item, item[is_first])
         user, item, time = user[is_first], item[is_first], time[is_first]
         kind, rating = (
             None if encoded is None else (encoded[0][is_first], encoded[1]) for encoded in (kind, rating)
         )
-    is_sample = occurrences is not None
-    if is_sample:
-        events, is_kept_item = _select_sample_events(user, item, occurrences, keep or {})
+    if occurrences is not None:
+        events, is_kept_item, occurrences = _select_sample_events(user, item, occurrences, keep or {})
     else:
         events, is_kept_item = select_events(user, item, int(user.max()) + 1, item_count, keep or {})
     events = events[np.lexsort((time[events], user[events]))]
@@ -112,12 +125,21 @@ def read_profile(
         zero_padded=padded,
         time_unit=unit,
     )
-    return scale_profile(profile, users_per_sampled_user, occurrences[is_kept_item]) if is_sample else profile
+    if occurrences is None:
+        return profile
+    return scale_profile(profile, users_per_sampled_user, occurrences[is_kept_item])
 
 
-def _find_first_of_periods(user: np.ndarray, item: np.ndarray, time: np.ndarray, period_s: int) -> np.ndarray:
-    """Return which events [N] are a user's first ones with their item in a period."""
-    keys = user, time // period_s, item
+def _encode_groups(items: str | None, columns: Columns) -> np.ndarray:
+    """Return a code for the categories of each item [I] int64. Raises DataError if there are none."""
+    return encode_categories(read_items(items, columns, ("item_id", "categories")) if items else None)
+
+
+def _find_first_of_periods(
+    user: np.ndarray, group: np.ndarray, time: np.ndarray, period_s: int
+) -> np.ndarray:
+    """Return which events [N] are a user's first ones with their group of items in a period."""
+    keys = user, time // period_s, group
     order = np.lexsort((time, *keys))
     is_first = np.ones(len(user), bool)
     is_first[order[1:]] = np.logical_or.reduce([key[order[1:]] != key[order[:-1]] for key in keys])
@@ -126,20 +148,43 @@ def _find_first_of_periods(user: np.ndarray, item: np.ndarray, time: np.ndarray,
 
 def _select_sample_events(
     user: np.ndarray, item: np.ndarray, occurrences: np.ndarray, keep: Mapping[str, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Filter the events of a sample once, by the items' occurrences in all events, then by the users' events.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Apply the k-core filter to the events of a sample, with estimates of the items' events over all users.
 
     Returns:
-        The indices of the kept events [n], and which items are kept [I] bool.
+        The indices of the kept events [n], which items are kept [I] bool, and the estimated events of each item [I] int64.
     """
     min_item_events, min_user_events = parse_min_events(keep)
-    is_kept_item = occurrences >= min_item_events
-    events = np.flatnonzero(is_kept_item[item])
-    events_by_user = np.bincount(user[events], minlength=int(user.max()) + 1)
-    events = events[events_by_user[user[events]] >= min_user_events]
+    events, item_events = np.arange(len(user)), occurrences
+    while True:
+        item_ok = item_events >= min_item_events
+        user_ok = np.bincount(user[events], minlength=int(user.max()) + 1) >= min_user_events
+        remaining = events[item_ok[item[events]] & user_ok[user[events]]]
+        if len(remaining) == len(events):
+            break
+        events = remaining
+        item_events = _estimate_kept_events(occurrences * item_ok, item[item_ok[item]], item[events])
     if not len(events):
         raise DataError(f"keep {dict(keep)} leaves none of the events of a sample. Ask for fewer events.")
-    return events, is_kept_item
+    return events, item_ok, item_events
+
+
+def _estimate_kept_events(occurrences: np.ndarray, item: np.ndarray, kept_item: np.ndarray) -> np.ndarray:
+    """Estimate how many events of each item over all users a filter leaves, from those that it leaves of the sample.
+
+    Where the sample has few events of an item, its share is close to that of the items with similarly many occurrences.
+
+    Args:
+        occurrences: Number of events of each item over all users [I].
+        item: Item of each event of the sample.
+        kept_item: Item of each event of the sample that the filter leaves.
+    """
+    size_I = np.frexp(occurrences)[1]  # floor(log2) + 1
+    sampled_I, kept_I = (np.bincount(index, minlength=len(occurrences)) for index in (item, kept_item))
+    sampled, kept = (np.bincount(size_I, weights=counts) for counts in (sampled_I, kept_I))
+    mean_I = ((kept + 1) / (sampled + 1))[size_I]  # 1 without events
+    share_I = (kept_I + _PRIOR_EVENTS * mean_I) / (sampled_I + _PRIOR_EVENTS)
+    return np.rint(kept_I + (occurrences - sampled_I) * share_I).astype(np.int64)
 
 
 def _get_arrays(

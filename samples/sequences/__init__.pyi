@@ -16,6 +16,7 @@ from .compression import CompressedLog as CompressedLog
 from .compression import FoldedRepeats as FoldedRepeats
 from .compression import compress_log as compress_log  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import drop_repeat_lists as drop_repeat_lists  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .compression import encode_categories as encode_categories  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .compression import expand_log as expand_log  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .flat import FLAT_META as FLAT_META
 from .flat import ITEM_KEYS as ITEM_KEYS
@@ -63,6 +64,7 @@ from .split import SplitFacts as SplitFacts
 from .split import check_split as check_split
 from .split import compute_split_codes as compute_split_codes
 from .split import draw_cold_items as draw_cold_items
+from .split import get_part_starts as get_part_starts
 from .split import get_training_end as get_training_end
 from .split import mask_cold_events as mask_cold_events
 from .sums import EventTotals as EventTotals

@@ -8,7 +8,7 @@ kept event, which is when they are first read. `expand_log` restores the checked
 with 1d, days in UTC. Count and span are int32, eight bytes per event. Samples are strict: they see no event of their own second.
 """
 
-# Shapes: R rows of the log, H kept events (heads), F rows of the log in the order of their heads, n requested events.
+# Shapes: I items, R rows of the log, H kept events (heads), F rows of the log in the order of their heads, n requested events.
 #
 # `compress_log` has three index spaces. A row is a position in the log. A rank is the position of a row among those of all users
 # by user and time. A position is that of an event among the kept ones, which are in the order of the log. Names say which they
@@ -195,7 +195,7 @@ def compress_log(
     items: pa.Table | None = None,
     *,
     has_repeat_events: bool = True,
-    training_end: int | None = None,
+    part_starts: Sequence[int] = (),
 ) -> CompressedLog:
     """Compress a checked log of interactions [R].
 
@@ -207,7 +207,8 @@ def compress_log(
         by: What repeats have in common: "item" for their item, or "category" for the categories of their items.
         items: The items; needed for "category".
         has_repeat_events: Whether the events get the column `REPEAT_EVENTS`, if the log has kinds.
-        training_end: Unix seconds from which on rows do not count in this column for events before them; None for no such time.
+        part_starts: Unix seconds at which parts of the split begin, ascending (`get_part_starts`). In this column, a row counts
+            only for an event of its own part.
 
     Raises:
         DataError: If the log already has one of the added columns, or there are no categories.
@@ -222,7 +223,7 @@ def compress_log(
         raise DataError(f"data.events.compress: {period_s:g} s; a period is at least a second")
     time = log["timestamp"].to_numpy()
     user = _encode_values(log["user_id"])
-    group = _encode_values(log["item_id"]) if by == "item" else _encode_categories(log, items)
+    group = _encode_values(log["item_id"]) if by == "item" else _encode_groups(log, items)
     row_of_rank_R = np.lexsort((time, user))
     rank_of_row_R = _invert_index(row_of_rank_R, len(log))
     user_of_rank_R, time_of_rank_R = user[row_of_rank_R], time[row_of_rank_R]
@@ -244,10 +245,8 @@ def compress_log(
         kinds = _collect_kinds(log["event"], row_of_rank_R, head_rank_of_rank_R, repeat_ranks)
         events = events.append_column(REPEAT_KINDS, pa.ListArray.from_arrays(offsets, kinds))
     if "event" in log.column_names and has_repeat_events:
-        is_known = np.ones(len(repeat_ranks), bool)
-        if training_end is not None:
-            head_time = time_of_rank_R[head_rank_of_rank_R[repeat_ranks]]
-            is_known = (head_time >= training_end) | (time_of_rank_R[repeat_ranks] < training_end)
+        part_of_rank_R = np.searchsorted(part_starts, time_of_rank_R, side="right")
+        is_known = part_of_rank_R[repeat_ranks] == part_of_rank_R[head_rank_of_rank_R[repeat_ranks]]
         known_before = np.concatenate([[0], np.cumsum(is_known)]).astype(np.int32)
         known_rows = pa.array(row_of_rank_R[repeat_ranks[is_known]])
         own_kinds = log["event"].combine_chunks().take(known_rows)
@@ -279,17 +278,25 @@ def _encode_values(column: pa.ChunkedArray) -> np.ndarray:
     return column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _encode_categories(log: pa.Table, items: pa.Table | None) -> np.ndarray:
-    """Return a code for the categories of each row's item [R] int64; an item without categories has a code of its own.
+def encode_categories(items: pa.Table | None) -> np.ndarray:
+    """Return a code for the categories of each item [I] int64; an item without categories has a code of its own.
 
-    Codes below I, the number of items, are items without categories; those from I on are sets of categories; those from 2 I on
-    are items that are not in the items table.
+    Codes below I are items without categories; those from I on are sets of categories.
+
+    Raises:
+        DataError: There are no items, or no categories.
     """
     if items is None or "categories" not in items.column_names:
         raise DataError("data.events: by: category wants data.items with a column categories; say by: item")
     text = pa.array(["|".join(row or ()) for row in items["categories"].to_pylist()])
     code = _encode_values(pa.chunked_array([text])) + len(items)
-    code = np.where(pc.equal(text, "").to_numpy(zero_copy_only=False), np.arange(len(items)), code)
+    return np.where(pc.equal(text, "").to_numpy(zero_copy_only=False), np.arange(len(items)), code)
+
+
+def _encode_groups(log: pa.Table, items: pa.Table | None) -> np.ndarray:
+    """Return the code of `encode_categories` for each row's item [R] int64; items that it lacks have codes from 2 I on."""
+    code = encode_categories(items)
+    assert items is not None
     index = pc.index_in(
         log["item_id"].cast(items["item_id"].type), value_set=items["item_id"].combine_chunks()
     )

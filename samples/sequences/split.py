@@ -227,12 +227,14 @@ def parse_timestamp(value: object, name: str = "test") -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
+def get_part_starts(split: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the unix times from which on events are RL, VALID and TEST events; none if the split is not by time."""
+    return _compute_starts(split) if split.get("use", "leave_last_out") == "time" else ()
+
+
 def get_training_end(split: Mapping[str, Any]) -> int | None:
     """Return the unix time from which on no event is a TRAIN event; None if the split is not by time."""
-    if split.get("use", "leave_last_out") != "time":
-        return None
-    rl_from, _, _ = _compute_starts(split)
-    return rl_from
+    return next(iter(get_part_starts(split)), None)
 
 
 def _split_leave_last_out(offsets: np.ndarray, time: np.ndarray, split: Mapping[str, Any]) -> np.ndarray:

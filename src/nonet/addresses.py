@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -171,7 +170,10 @@ def _list_files(address: str, label: str) -> _Listing:
 
 
 def _download(listing: _Listing, copy: Path, address: str, label: str) -> None:
-    """Copy the files of a listing into a folder, which exists only once it is complete."""
+    """Copy the files of a listing into a folder, which exists only once it is complete.
+
+    Only one process may do this at a time; what a killed one has copied is deleted.
+    """
     total_bytes = sum(size for _, size, _ in listing.files)
     limit = read_cache_bytes()
     if total_bytes > limit:
@@ -179,8 +181,10 @@ def _download(listing: _Listing, copy: Path, address: str, label: str) -> None:
             f"{label}: {address} has {total_bytes / 1e9:.3g} GB, and the cache takes {limit / 1e9:.3g} GB; "
             "raise NONET_CACHE_BYTES"
         )
+    staging = copy.with_name(f".fetching-{copy.name}")
+    shutil.rmtree(staging, ignore_errors=True)
     _evict(copy.parent, limit - total_bytes)
-    staging = Path(tempfile.mkdtemp(prefix=".fetching-", dir=copy.parent))
+    staging.mkdir()
     try:
         for name, _, _ in listing.files:
             target = staging / name

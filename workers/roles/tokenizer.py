@@ -49,7 +49,7 @@ from nonet.samples.sequences import (
     build_sequences,
     check_kinds,
     drop_unknown_events,
-    get_training_end,
+    get_part_starts,
     is_task,
     parse_min_events,
 )
@@ -155,8 +155,8 @@ class DataSetup:
     @property
     def changes(self) -> LogChanges:
         """The changes of the log: labels and compression."""
-        training_end = get_training_end(self.options.split)
-        return LogChanges(self.labels, self.drop_unlabelled, self.compress, training_end)
+        part_starts = get_part_starts(self.options.split)
+        return LogChanges(self.labels, self.drop_unlabelled, self.compress, part_starts)
 
     def build(self) -> tuple[Sequences, pa.Table]:
         """Read both tables, and return the sequences and their items.
@@ -342,7 +342,8 @@ class Tokeniser(DistributeWorker):
 def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
     """Create the sequences and their items, and write them as an artifact under root.
 
-    While sequences are prepared on disk, root/preparing.json has the progress.
+    Temporary folders of earlier attempts, which were killed, are deleted first. While sequences are prepared on disk,
+    root/preparing.json has the progress.
 
     Returns:
         The sequences, the items, and {kind, path, sha256} of the artifact.
@@ -351,6 +352,7 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
         DataError: The data cannot be used.
     """
     root.mkdir(parents=True, exist_ok=True)
+    _delete_drafts(root, "*")
     if not data.is_prepared_on_disk():
         built = data.build_with_facts()
         seq, items, log = built.sequences, built.items, built.log
@@ -493,7 +495,8 @@ def write_sids(folder: Path, sids: np.ndarray) -> None:
 def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[str, Any]:
     """Write an artifact to a temporary folder and rename it to <kind>-<first 8 digits of its SHA-256>.
 
-    Equal contents share a folder: if one with that name exists, it is complete, and the temporary folder is removed.
+    Equal contents share a folder: if one with that name exists, it is complete, and the temporary folder is removed. Only one
+    process may write artifacts of a kind at a time; temporary folders that killed ones have left are deleted.
 
     Args:
         root: Folder of the artifacts.
@@ -503,6 +506,7 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
     Returns:
         Kind, path and SHA-256 of the artifact, and the names of its files.
     """
+    _delete_drafts(root, kind)
     staging = root / f"tmp-{kind}-{uuid.uuid4().hex[:8]}"
     staging.mkdir(parents=True)
     write(staging)
@@ -518,6 +522,12 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
     else:
         os.replace(staging, final)
     return {"kind": kind, "path": str(final), "sha256": digest, "files": list(hash_by_file)}
+
+
+def _delete_drafts(root: Path, kind: str) -> None:
+    """Delete the temporary folders of artifacts of a kind, or of all kinds for "*"."""
+    for draft in root.glob(f"tmp-{kind}-*"):
+        shutil.rmtree(draft)
 
 
 def _hash_file(path: Path) -> str:

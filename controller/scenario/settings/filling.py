@@ -19,8 +19,8 @@ from nonet.controller.scenario.settings.rule import (
 )
 from nonet.errors import ConfigError, DataError
 from nonet.samples.profiles import DataProfile, read_profile
+from nonet.samples.sequences import Compress
 from nonet.samples.tables import TableFormat
-from nonet.units import parse_seconds
 
 Document = dict[str, Any]
 Put = Callable[[Document, str, Any], None]  # sets the key at a path of a document to a value
@@ -136,17 +136,16 @@ def _read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str,
         where=data.get("where"),
         drop_unknown_items=data.get("unknown_items") == "drop",
         keep=keep,
-        period_s=_parse_period(data),
+        compress=_parse_compression(data),
     )
 
 
-def _parse_period(data: Mapping[str, Any]) -> int:
-    """Return the seconds of `data.events.compress`; 0 without compression, or with a value that the validation refuses."""
-    events = data.get("events")
+def _parse_compression(data: Mapping[str, Any]) -> Compress | None:
+    """Return `data.events`; None without compression, or with a value that the validation refuses."""
     try:
-        return int(parse_seconds(events["compress"])) if isinstance(events, Mapping) else 0
-    except (KeyError, ValueError, OverflowError):
-        return 0
+        return Compress.model_validate(data.get("events"))
+    except ValueError:
+        return None
 
 
 def _check_profile(profile: DataProfile, min_events: int) -> None:

@@ -344,3 +344,23 @@ def test_events_that_repeat_the_one_right_before_are_told_but_not_for_click_mode
     assert not [
         line for line in list_data_warnings(replace(often, immediate=0.09), LAST, {}) if "before" in line
     ]
+
+
+def test_settings_are_those_of_the_log_that_compression_by_category_makes(tmp_path):
+    """A user looks at 24 items on 6 days, those of each day in one category: the compressed log has 6 events."""
+    day = np.sort(np.append(np.arange(6), np.tile(np.arange(6), 4)[:22]))
+    item = 4 * day + np.arange(28) % 4
+    table = {
+        "user_id": np.repeat(np.arange(300), 28),
+        "item_id": np.tile(item, 300),
+        "timestamp": np.tile(1_500_000_000 // 86400 * 86400 + day * 86400 + np.arange(28) * 60, 300),
+    }
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    items = pa.table({"item_id": np.arange(24), "categories": [[f"c{n // 4}"] for n in range(24)]})
+    pq.write_table(items, tmp_path / "items.parquet")
+    data = {"interactions": "log.parquet", "items": "items.parquet"}
+    for by, median in (("item", 22), ("category", 4)):
+        events = {"compress": "1d", "by": by}
+        scenario = made(tmp_path, data={**data, "events": events, "keep": {"item_events": 1}})
+        assert f"the median user has {median} training events" in scenario.settings["sparse.tables"]
+        assert ("user" in scenario.sparse.tables) is (median >= 20)

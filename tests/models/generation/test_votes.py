@@ -11,7 +11,7 @@ import pytest
 from nonet.errors import ConfigError, DataError
 from nonet.models.baselines.kinds.transition_counter import TransitionCounter
 from nonet.models.generation.beams import SubCatalogue
-from nonet.models.generation.fitting import choose_votes
+from nonet.models.generation.fitting import _compute_target_votes, choose_votes
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.vote_counter import VoteCounter, VoteOptions
 from nonet.models.generation.votes import (
@@ -294,6 +294,12 @@ def test_what_validation_chose_travels_with_the_counts(tmp_path):
     assert Transitions.load(tmp_path).chosen == {"decay": 2.0, "cooccurrence": 0.2}
 
 
+def test_a_share_of_zero_that_validation_chose_is_loaded_again(tmp_path):
+    transitions = Transitions.write(tmp_path, _sequences(), ITEMS)
+    replace(transitions, chosen={"decay": 1.0, "cooccurrence": 0.0}).save_meta(tmp_path)
+    assert Transitions.load(tmp_path).chosen == {"decay": 1.0, "cooccurrence": 0.0}
+
+
 @pytest.mark.parametrize(
     "content", [{"decay": np.nan}, {"decay": -5}, {"decay": 500}, {"last": 5}, {"decay": None}, [1]]
 )
@@ -335,6 +341,17 @@ def test_the_choice_is_the_most_likely_of_all_decays_and_shares(tmp_path, repeat
         assert chosen == (1.0, 0.3)
         return
     assert likelihood[chosen].sum() == pytest.approx(max(map(np.sum, likelihood.values())), abs=1e-3)
+
+
+@pytest.mark.parametrize(("repeats", "share"), [(MASK, 1.0), (ALLOW, 0.5)])
+def test_a_choice_counts_no_votes_for_hidden_items(repeats, share):
+    """After item 0, item 1 follows as often as item 2, which the last user has had: it is hidden if repeats are masked."""
+    seq = _histories(np.array([0, 1, 0, 2, 2, 0, 1]), [0, 2, 4, 7], [TRAIN] * 6 + [VALID])
+    seq = replace(seq, repeats=repeats)
+    counter = VoteCounter(Transitions.fit(seq, ITEMS, CountOptions(reach=1)), VoteOptions(last=1))
+    shares, has_votes = _compute_target_votes(counter, ITEMS, seq, np.array([2]), np.array([2]))
+    assert shares.tolist() == [share]
+    assert has_votes.tolist() == [True]
 
 
 def test_a_choice_without_validation_events_is_that_of_most_data(tmp_path):

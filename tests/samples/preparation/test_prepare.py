@@ -13,10 +13,20 @@ import pytest
 
 from nonet.errors import ConfigError, DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences
-from nonet.samples.sequences import TEST, VALID, Compress, Labels, Sequences, build_sequences, name_task
+from nonet.samples.sequences import (
+    RL,
+    TEST,
+    TRAIN,
+    VALID,
+    Compress,
+    Labels,
+    Sequences,
+    build_sequences,
+    name_task,
+)
 from nonet.samples.sequences.labels import REPEAT_EVENTS
 from nonet.samples.tables import read_tables
-from nonet.workers.roles import DataSetup
+from nonet.workers.roles import DataSetup, make_sequences
 
 SPLIT = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1}
 FIELDS = ("offsets", "item", "time", "event", "split", "user_key", "item_key", "train_lengths", "lengths")
@@ -203,7 +213,7 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
         Compress(compress=compress, by=by) if compress else None,
     )
     more = {
-        "targets": BOUGHT | TASKS if labels else {"finetune": "rating >= 4"},
+        "targets": BOUGHT | TASKS if labels else {"finetune": "rating >= 4", "other": BOUGHT["other"]},
         "split": split,
         "where": "shop != 's3'",
     }
@@ -548,13 +558,39 @@ def test_times_take_32_bits_on_disk_where_all_fit_and_read_as_64(tmp_path, shift
 
 def test_a_click_model_sees_the_first_kind_of_a_compressed_event_and_others_all_that_training_may_know():
     log = pa.table({"user_id": [1, 1], "item_id": [1, 1], "timestamp": [10, 20], "event": ["view", "buy"]})
-    changes = LogChanges((), False, Compress(compress=60), 20)
+    changes = LogChanges((), False, Compress(compress=60), (20, 30, 40))
     lists, clicks = changes, replace(changes, drop_unlabelled=True)
-    whole = replace(changes, training_end=None)
+    whole = replace(changes, part_starts=())
     kinds = {}
     for name, each in (("lists", lists), ("clicks", clicks), ("whole", whole)):
         events = each.compress_events(log, None, None).events
         kinds[name] = events[REPEAT_EVENTS].to_pylist() if REPEAT_EVENTS in events.column_names else None
     assert kinds == {"lists": [[]], "clicks": None, "whole": [["buy"]]}
-    prints = [json.dumps(each.to_fingerprint([])) for each in (lists, clicks, whole, LogChanges())]
-    assert len(set(prints)) == 4
+    later = replace(changes, part_starts=(20, 31, 40))
+    prints = [json.dumps(each.to_fingerprint([])) for each in (lists, clicks, whole, later, LogChanges())]
+    assert len(set(prints)) == 5
+
+
+@pytest.mark.parametrize("prepare", ["memory", "disk"])
+def test_a_target_does_not_see_rows_of_a_later_part_of_a_split_in_time(tmp_path, prepare):
+    """Of each part an event, viewed and ordered three days later: only the orders of users 0, 2, 4 and 6 are of the same part."""
+    first_days, day_s = [0, 9, 10, 19, 20, 24, 26], 86_400
+    time = np.concatenate([[day_s * day, day_s * (day + 3)] for day in first_days])
+    log = pa.table(
+        {
+            "user_id": np.repeat(np.arange(7), 2),
+            "item_id": np.repeat(np.arange(7) % 2, 2),
+            "timestamp": time + 10_000 * day_s,
+            "event": ["view", "order"] * 7,
+        }
+    )
+    start = np.datetime64("1970-01-01") + 10_000
+    split = {"use": "time", "test": f"{start + 26}T00:00:00Z", "valid": "6d", "rl": "10d"}
+    options = _options(
+        _written(tmp_path / "log", log), keep={}, split=split, targets={"t": "event == 'order'"}
+    )
+    compress = Compress(compress="10000d")
+    setup = DataSetup(options=options, tokenizer={}, folder="", seed=0, compress=compress, prepare=prepare)
+    seq, _, _ = make_sequences(setup, tmp_path / "out")
+    assert np.asarray(seq.split).tolist() == [TRAIN, TRAIN, RL, RL, VALID, VALID, TEST]
+    assert np.asarray(seq.targets["t"]).tolist() == [True, False, True, False, True, False, True]

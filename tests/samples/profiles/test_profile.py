@@ -9,7 +9,7 @@ import pytest
 
 from nonet.errors import DataError
 from nonet.samples.profiles import format_profile, measure_profile, read_profile
-from nonet.samples.sequences import build_sequences
+from nonet.samples.sequences import Compress, build_sequences, compress_log
 from nonet.samples.tables import read_tables
 
 # users a, b, c with 4, 2 and 1 events of items 0 to 4; item 4 is of the catalogue alone
@@ -161,10 +161,44 @@ def test_numbers_with_zeros_in_front_are_hinted_at_and_other_texts_are_not(tmp_p
 
 
 def test_a_profile_of_a_compressed_log_is_that_of_its_first_events(tables):
-    p = read_profile(*tables, period_s=86400)
+    p = read_profile(*tables, compress=Compress(compress=86400))
     assert (p.events, p.users_of.tolist(), p.items_of.tolist()) == (4, [0, 2, 1], [1, 4])
     assert p.kinds == {"view": 4}
     assert (p.immediate, p.repeats, p.duplicates) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("by", ["item", "category"])
+def test_a_profile_of_a_compressed_log_is_that_of_the_log_that_compression_makes(tmp_path, by):
+    draw = np.random.default_rng(5)
+    log = pa.table(
+        {
+            "user_id": draw.integers(0, 40, 2000),
+            "item_id": draw.integers(0, 30, 2000),
+            "timestamp": 1_600_000_000 + draw.integers(0, 10 * 86400, 2000),
+            "event": np.array(["view", "buy"])[draw.integers(0, 2, 2000)],
+        }
+    )
+    words = [[f"c{n % 4}"] if n % 5 else [] for n in range(30)]
+    items = pa.table({"item_id": np.arange(30)[::-1], "shelf": words})
+    compressed = compress_log(log, 86400, by, items.rename_columns(["item_id", "categories"])).events
+    log_path, items_path, compressed_path = (
+        str(tmp_path / f"{name}.parquet") for name in ("log", "items", "compressed")
+    )
+    pq.write_table(log, log_path)
+    pq.write_table(items, items_path)
+    pq.write_table(compressed.select(log.column_names), compressed_path)
+    expected = read_profile(compressed_path)
+    p = read_profile(log_path, items_path, {"categories": "shelf"}, compress=Compress(compress=86400, by=by))
+    assert (p.events, p.kinds, p.repeats) == (expected.events, expected.kinds, expected.repeats)
+    assert p.users_of.tolist() == expected.users_of.tolist()
+    assert p.items_of.tolist() == expected.items_of.tolist()
+    assert len(compressed) < (1900 if by == "item" else 1600)
+
+
+def test_a_profile_by_category_needs_categories(tables):
+    for items in (tables[1], None):
+        with pytest.raises(DataError, match=r"by: category wants data\.items with a column categories"):
+            read_profile(tables[0], items, compress=Compress(compress=86400, by="category"))
 
 
 def test_events_of_one_item_on_different_days_do_not_repeat_at_once():

@@ -275,16 +275,23 @@ def test_the_outcome_of_a_task_over_kinds_is_0_only_where_no_row_has_such_a_kind
     assert (compute_label_times(events, {task: "event == 'buy'"})[f"label time:{task}"] < NEVER).all()
 
 
-def test_kinds_from_the_end_of_training_on_do_not_count_for_events_before_it():
+def test_a_kind_counts_for_an_event_only_until_the_end_of_its_part_of_the_split():
+    """Each user has one event, with a row of an own kind at each later time."""
+    times, first_times = np.array([10, 20, 29, 30, 39, 40, 49, 50, 60]), (10, 20, 30, 40, 50)
+    time = np.concatenate([times[times >= first] for first in first_times])
     log = pa.table(
         {
-            "user_id": [1, 1, 1, 1, 1],
-            "item_id": [1, 1, 1, 2, 2],
-            "timestamp": [10, 20, 30, 40, 50],
-            "event": ["view", "cart", "buy", "view", "buy"],
+            "user_id": np.cumsum(np.diff(time, prepend=0) < 0),
+            "item_id": np.ones(len(time), np.int64),
+            "timestamp": time,
+            "event": time.astype(str),
         }
     )
-    for end, expected in ((None, [["cart", "buy"], ["buy"]]), (30, [["cart"], ["buy"]]), (20, [[], ["buy"]])):
-        events = compress_log(log, DAY, "item", training_end=end).events
-        assert events[REPEAT_EVENTS].to_pylist() == expected
+    for starts in ((), (20, 40, 50), (30, 30, 50), (50, 50, 50)):
+        ends = [min((start for start in starts if start > first), default=99) for first in first_times]
+        events = compress_log(log, DAY, "item", part_starts=starts).events
+        assert events[REPEAT_EVENTS].to_pylist() == [
+            times[(times > first) & (times < end)].astype(str).tolist()
+            for first, end in zip(first_times, ends, strict=True)
+        ]
     assert REPEAT_EVENTS not in compress_log(log, DAY, "item", has_repeat_events=False).events.column_names

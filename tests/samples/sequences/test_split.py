@@ -10,6 +10,7 @@ from nonet.samples.sequences.split import (
     TRAIN,
     VALID,
     draw_cold_items,
+    get_part_starts,
     get_training_end,
     mask_cold_events,
     parse_duration,
@@ -39,10 +40,10 @@ def test_users_with_nothing_left_to_train_on_only_train():
 
 
 def test_a_user_without_enough_events_left_loses_those_of_items_that_are_held_out_whole():
-    offsets, time = _users(4, 3, 2, 1)
-    is_cold = np.array([0, 1, 0, 1, 1, 1, 0, 0, 1, 1], bool)
+    offsets, time = _users(4, 3, 2, 1, 4)
+    is_cold = np.array([0, 1, 0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0], bool)
     kept = mask_cold_events(offsets, time, is_cold, {"test": 1, "valid": 1, "cold_items": 0.5})
-    assert kept.astype(int).tolist() == [1, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+    assert kept.astype(int).tolist() == [1, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("share", [1, -0.5, "a", True])
@@ -164,5 +165,10 @@ def test_a_split_by_time_holds_out_only_the_parts_that_have_a_time_span():
         assert (
             get_training_end(split) == times[expected.index(next(code for code in expected if code != TRAIN))]
         )
+        codes = np.array([TRAIN, RL, VALID, TEST])[
+            [sum(time >= start for start in get_part_starts(split)) for time in times]
+        ]
+        assert codes.tolist() == expected
+    assert get_part_starts({"use": "leave_last_out", "test": 1}) == ()
     with pytest.raises(ConfigError, match="split: valid: 'soon' is not a duration"):
         split_events(offsets, times, {"use": "time", "test": moment, "valid": "soon"})

@@ -19,7 +19,13 @@ from nonet.models.generation.corpus import Corpus
 from nonet.samples.preparation import BuildOptions, EventLog
 from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
-from nonet.workers.roles.tokenizer import Tokeniser, describe_data, store_artifact
+from nonet.workers.roles.tokenizer import (
+    DataSetup,
+    Tokeniser,
+    describe_data,
+    make_sequences,
+    store_artifact,
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +98,44 @@ def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         Path(found["path"]).name for found in (one, other)
     )
+
+
+def leave_draft(root: Path, kind: str) -> None:
+    """Write an artifact as a process does that is killed before it is complete."""
+
+    def write(folder):
+        (folder / "file").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store_artifact(root, kind, write)
+
+
+def test_an_artifact_of_which_a_killed_process_has_left_a_part_is_written_anew(tmp_path):
+    leave_draft(tmp_path, "kind")
+    leave_draft(tmp_path, "other")
+    assert len(list(tmp_path.glob("tmp-*"))) == 2
+    artifact = store_artifact(tmp_path, "kind", lambda folder: (folder / "file").write_text("a"))
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"tmp", "kind"}
+    assert not list(tmp_path.glob("tmp-kind-*"))
+    assert (Path(artifact["path"]) / "file").read_text() == "a"
+
+
+@pytest.mark.parametrize("how", ["memory", "disk"])
+def test_the_stage_begins_without_what_a_killed_attempt_has_left(ring, tmp_path, how, monkeypatch):
+    leave_draft(tmp_path, "transitions")
+    setup = make_data_setup(*load_scenario(ring.scenario, [f"data.prepare={how}"]))
+    builds = []
+    method = "prepare_on_disk" if how == "disk" else "build_with_facts"
+    build = getattr(DataSetup, method)
+
+    def find_drafts(*arguments):
+        builds.append(list(tmp_path.glob("tmp-*")))
+        return build(*arguments)
+
+    monkeypatch.setattr(DataSetup, method, find_drafts)
+    make_sequences(setup, tmp_path)
+    assert builds == [[]]
 
 
 def test_a_corpus_is_opened_from_its_artifacts(ring):
