@@ -78,12 +78,12 @@ class LeaveLastOut(StrictModel):
     valid: Count = 1
     rl: Count = 0
     cold_items: Annotated[
-        Share,
+        Share | None,
         Field(
             description="share of the items, drawn by their ids, of which only validation and test have events: what a "
             "recommender does with new items"
         ),
-    ] = 0.0
+    ] = None
 
 
 class TimeSplit(StrictModel):

@@ -169,7 +169,7 @@ def test_the_rule_is_near_the_quickstart_s_own_settings_on_its_data():
     data = read_profile(ours.data.interactions, ours.data.items)
     keep, split = rule.choose_keep(data).value, rule.choose_split(data, rolls_out=True).value
     assert keep["item_events"] == ours.data.keep.item_events
-    assert {"use": ours.data.split.use, **ours.data.split.get_options()} == split
+    assert {"use": ours.data.split.use, **ours.data.split.get_options()} == {**split, "cold_items": None}
     settings = chosen(read_profile(ours.data.interactions, ours.data.items, keep=keep), rl=5, test=5)
     assert settings["data.history"] == ours.data.history
     assert settings["tokenizer.vectors"] == ours.tokenizer.get_options()["vectors"]
@@ -204,7 +204,7 @@ def test_a_change_on_the_command_line_overrides_the_rule(tmp_path):
     write(tmp_path, 200, 8, 40)
     (tmp_path / "mine.yaml").write_text(yaml.dump(document_of()))
     ours, _ = load_scenario(tmp_path / "mine.yaml", ["data.split={test: 2, valid: 0}", "tokenizer.codes=4"])
-    assert ours.data.split.get_options() == {"test": 2, "valid": 0, "rl": 0}
+    assert ours.data.split.get_options() == {"test": 2, "valid": 0, "rl": 0, "cold_items": None}
     assert ours.tokenizer.get_options()["codes"] == 4
 
 
@@ -242,6 +242,7 @@ def test_an_rl_stage_gets_events_to_ask_for(tmp_path):
         "test": 1,
         "valid": 1,
         "rl": 1,
+        "cold_items": None,
     }
 
 

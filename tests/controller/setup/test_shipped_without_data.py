@@ -46,7 +46,12 @@ def test_beside_tables_and_with_whole_paths_it_reads_them(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_its_protocol_is_that_of_published_tables(name):
     scenario, _ = load_scenario(name)
-    assert scenario.data.split.get_options() == {"test": 1, "valid": 1, "rl": int(name.endswith("rl"))}
+    assert scenario.data.split.get_options() == {
+        "test": 1,
+        "valid": 1,
+        "rl": int(name.endswith("rl")),
+        "cold_items": None,
+    }
     assert (scenario.data.history, scenario.data.repeats) == (50, "mask")
     assert scenario.evaluate.metrics == [f"{m}@{k}" for m in ("recall", "ndcg") for k in (5, 10, 20)]
     assert [each.title for each in scenario.evaluate.baselines or ()] == [
