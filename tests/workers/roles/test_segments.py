@@ -215,6 +215,26 @@ def test_a_model_with_a_memory_is_also_ranked_alone_and_the_gain_is_what_differs
     assert "model alone" not in forgetful["detail"]["test"]
 
 
+def test_baselines_see_the_histories_in_which_events_of_equal_time_are_shuffled(ring, tmp_path, monkeypatch):
+    """A baseline that saw the order of the file would have a shuffled target in its history."""
+    options = Evaluate(metrics=list(METRICS), width=4, shuffle_ties=True)
+    evaluator = Evaluator(replace(ring.world().run, target=None), options)
+    evaluator.open(ring.folders, str(tmp_path))
+    seq = evaluator.corpus.seq
+    evaluator.set_events(replace(seq, time=np.zeros_like(seq.time)))
+    histories = []
+
+    class Recorder:
+        def scores(self, seq, users, positions):
+            histories.append((seq.item.tobytes(), evaluator.ranker.corpus.seq.item.tobytes()))
+            return np.zeros((len(users), len(evaluator.corpus.items)))
+
+    monkeypatch.setattr(evaluator._fitting, "fit_part", lambda name: Recorder())
+    assert "shuffled" in evaluator.evaluate_baseline("popularity")["detail"]
+    assert all(given == ranked for given, ranked in histories)
+    assert len(set(histories)) == 2
+
+
 def test_other_users_are_split_at_their_own_median(ring, tmp_path):
     evaluator, seq = _evaluator(ring.world().run, ring, tmp_path), ring.corpus().seq
     users, _ = list_prompts(seq, TEST)

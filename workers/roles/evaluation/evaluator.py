@@ -103,7 +103,9 @@ class Evaluator(DistributeWorker):
 
         def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
             compute = getattr(baseline, "votes", baseline.scores)
-            scores = compute(self.corpus.seq, users, positions)
+            scores = compute(
+                self.ranker.corpus.seq, users, positions
+            )  # Events of equal time may be shuffled.
             check_scores(name, scores, len(users), len(self.corpus.items))
             return scorer.make_scores(len(users), scores) if isinstance(scores, SparseVotes) else scores
 
