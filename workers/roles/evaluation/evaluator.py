@@ -103,9 +103,8 @@ class Evaluator(DistributeWorker):
 
         def compute_scores(users: np.ndarray, positions: np.ndarray) -> np.ndarray | SparseScores:
             compute = getattr(baseline, "votes", baseline.scores)
-            scores = compute(
-                self.ranker.corpus.seq, users, positions
-            )  # Events of equal time may be shuffled.
+            seq = self.ranker.corpus.seq  # Its events of equal time may be shuffled.
+            scores = compute(seq, users, positions)
             check_scores(name, scores, len(users), len(self.corpus.items))
             return scorer.make_scores(len(users), scores) if isinstance(scores, SparseVotes) else scores
 
