@@ -206,7 +206,9 @@ class ItemSearch:
         place = np.repeat(np.arange(len(items)), np.diff(offsets))
         return cls(signals, items, signals.word[pair], place, signals.value[pair])
 
-    def find_similar(self, profiles: Profiles, weights: np.ndarray, n_best: int) -> tuple[np.ndarray, ...]:
+    def find_similar(
+        self, profiles: Profiles, weights: np.ndarray, n_best: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find the items with the highest sum of weighted similarities, above 0, for each prompt.
 
         Args:
@@ -232,7 +234,8 @@ class ItemSearch:
                 scores[scores < last[:, None]] = 0
             prompt, found = np.nonzero(scores > 0)
             parts.append((prompt + p, self.items[place[found]], scores[prompt, found].astype(np.float64)))
-        return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        prompt, item, score = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return prompt, item, score
 
 
 def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) -> ItemSignals | None:

@@ -229,7 +229,7 @@ def _read_numbers(
 
 def _list_numbers(
     k: int, row: np.ndarray, values_nD: np.ndarray, mean_D: np.ndarray, first: int
-) -> tuple[np.ndarray, ...]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the pairs of signal k for `_build`: items, words from `first` on, signals, and weights, [n * D] each."""
     n_items, width = values_nD.shape
     word = np.tile(np.arange(first, first + width), n_items)

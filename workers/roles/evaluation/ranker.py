@@ -286,10 +286,11 @@ class Ranker:
         metric_depth = list_depth(self._options.metrics, self._options.width)
         depth = max(metric_depth, _LISTED_ITEMS if quality is not None else 0)
         for p in self._iterate_chunks(len(users), len(self.corpus.items)):
+            ablated: dict[str, np.ndarray] = {}
             if ablation_boards and isinstance(scores, ModelScores):
                 chunk_scores, ablated = scores.compute_with_ablations(users[p], positions[p])
             else:
-                chunk_scores, ablated = scores(users[p], positions[p]), {}
+                chunk_scores = scores(users[p], positions[p])
             masked = gather_masked_items(self.corpus.seq, users[p], positions[p])
             best = self._select_best(chunk_scores, depth, masked) if depth else None
             if isinstance(chunk_scores, SparseScores):
@@ -302,8 +303,9 @@ class Ranker:
             board.add(ranks, best[:, :metric_depth] if best is not None and metric_depth else None)
             if quality is not None and best is not None:
                 quality.add(best, gather_seen_items(self.corpus.seq, users[p], positions[p]))
-            for way, ablated_PI in ablated.items():
-                ablation_boards[way].add(rank_of_target_np(ablated_PI, target_P[p], masked, self.tie))
+            for way, way_board in (ablation_boards or {}).items():
+                ablated_PI = ablated[way]
+                way_board.add(rank_of_target_np(ablated_PI, target_P[p], masked, self.tie))
         return board
 
     def rank_by_beam(
