@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nonet.controller.record import list_subjects_beside
 from nonet.deploy.after.board.entries import PROTOCOLS, BoardEntry
 from nonet.deploy.report import (
     HEADLINES,
@@ -136,8 +137,10 @@ def _build_summary(board: Board) -> ReportTable:
 
 
 def _find_strongest(entry: Mapping[str, Any]) -> str:
-    """Return the name of an entry's baseline with the best first headline metric, as reports do."""
-    baselines = [name for name in entry["subjects"] if name not in entry["stages"]]
+    """Return the name of an entry's baseline with the best first headline metric, as reports do; controls of RL are none."""
+    stages = entry["stages"]
+    beside = {subject for stage in stages for subject in list_subjects_beside(stage)}
+    baselines = [name for name in entry["subjects"] if name not in stages and name not in beside]
     return find_strongest_baseline(to_report(entry), baselines)[0]
 
 

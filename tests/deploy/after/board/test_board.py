@@ -15,7 +15,7 @@ from run_folders import folder_of
 from nonet import trust, yaml
 from nonet.controller.record import RunFolder, lock_run
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.deploy.after.board import board, results
+from nonet.deploy.after.board import board, page, results
 from nonet.deploy.run import api
 from nonet.errors import WorkerFailed
 from nonet.samples.sequences import TEST
@@ -415,6 +415,16 @@ def test_the_users_own_folder_stays_where_a_board_is_refused(started, refused, t
     assert "nowhere" in refused("board", "--run-dir", "mine", "--data", "nowhere")
     (tmp_path / "mine" / "link").symlink_to(tmp_path)
     assert {"board.json", "thesis.txt", "link"} <= {path.name for path in (tmp_path / "mine").iterdir()}
+
+
+def test_a_control_of_rl_is_not_the_strongest_baseline():
+    scores = {metric: {"mean": 0.1} for metric in ("recall@10", "ndcg@10")}
+    better = {metric: {"mean": 0.9} for metric in scores}
+    entry = {
+        "subjects": {"popularity": scores, "rl": better, "rl_control": better, "rl_rerank": better},
+        "stages": ["rl"],
+    }
+    assert page._find_strongest(entry | {"paired": {}}) == "popularity"
 
 
 def test_pages_name_the_processor_the_time_and_what_is_missing(ring, started, typed, tmp_path):
