@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from nonet.options import Positive, StrictModel
 from nonet.plugins import PluginRegistry, load_heavy
@@ -329,7 +329,8 @@ class Memory(StrictModel):
         list[str],
         Field(
             description="columns of the items, text, lists of words or vectors, whose similarity with a user's newest events "
-            "counts in the votes; the weight of each is fitted"
+            "counts in the votes; the weight of each is fitted",
+            validate_default=True,
         ),
     ] = []
     neighbours: Annotated[
@@ -368,8 +369,10 @@ class Memory(StrictModel):
 
     @field_validator("signals")
     @classmethod
-    def _check_signals(cls, signals: list[str]) -> list[str]:
-        """Check that no signal is listed twice."""
+    def _check_signals(cls, signals: list[str], info: ValidationInfo) -> list[str]:
+        """Check that no signal is listed twice, and that there is one for cold items."""
+        if "cold" in info.data.get("voters", ()) and not signals:
+            raise ValueError("the voter cold needs signals, columns by which items are similar")
         if len(set(signals)) < len(signals):
             raise ValueError("name each signal once")
         if "cold items" in signals:
@@ -377,13 +380,6 @@ class Memory(StrictModel):
                 "a signal may not be called 'cold items', as a weight of the memory is; rename the column"
             )
         return signals
-
-    @model_validator(mode="after")
-    def _check_cold(self) -> Memory:
-        """Check that cold items can be compared."""
-        if "cold" in self.voters and not self.signals:
-            raise ValueError("the voter cold needs signals, columns by which items are similar")
-        return self
 
 
 class Model(Replaceable):

@@ -16,6 +16,8 @@ from nonet.controller.scenario.settings import (
 )
 from nonet.controller.session.session import Session
 
+_NO_COLD_EVENTS = ", so that the fit gives them next to no votes: hold such items out (data.split.cold_items), or split by time"
+
 
 def make_start_notes(session: Session) -> Iterator[str]:
     """Yield notes on the data, the semantic ids, the validation and the evaluation, one sentence each."""
@@ -42,6 +44,11 @@ def make_start_notes(session: Session) -> Iterator[str]:
         is_chosen = data["held_out"]["valid"] > 0
         origin = "chosen on validation" if is_chosen else "there are no validation events to choose by"
         yield f"memory: the k-th newest event votes with k^-{votes['decay']:g}{of_share}; {origin}"
+    if cold := data.get("cold"):
+        yield (
+            f"memory: {cold['items']} items have no training event; {cold['valid']} validation and {cold['test']} test events are "
+            "of such items" + ("" if cold["valid"] else _NO_COLD_EVENTS)
+        )
     if tokenizer:
         yield f"semantic ids: codes used {tokenizer.get('used')} of {tokenizer.get('codes')}"
     for text in (describe_duplicates(data), describe_shared_codes(tokenizer or {}, data["items"])):

@@ -204,7 +204,7 @@ def build_memory_table(report: Report) -> ReportTable:
     scores_alone = {row.name: row.scores for row in select_scores(report, search="model alone")}
     scores_with_memory = {row.name: row.scores for row in select_scores(report)}
     memory_by_stage = _get_part(report, "memory")
-    # The names of the weights; see MEMORY_NOTE.
+    # The names of the weights; see `format_memory_note`.
     known = ("l", "b", "c", "m")
     weights = [
         *(name for name in known if any(name in memory for memory in memory_by_stage.values())),
@@ -249,16 +249,27 @@ def build_part_table(report: Report) -> ReportTable:
 
 PART_NOTE = (
     "The same events without one part of the memory, the fitted weights unchanged: without the similarity of items with the "
-    "newest ones, the votes of items that are often in the same histories, or those of the items nearest to the user's state. A "
-    "gain is colored if its 95 % interval excludes 0."
+    "newest ones, the votes of items that are often in the same histories, those of the items nearest to the user's state, or "
+    "those of items without training events. A gain is colored if its 95 % interval excludes 0."
 )
 
 
-MEMORY_NOTE = (
+def format_memory_note(report: Report) -> str:
+    """Return sentences that explain the weights of `build_memory_table`, and what validation chose of the votes."""
+    votes = _get_part(report, "data").get("votes") or {}
+    chosen = [f"the k-th newest event votes with k^-{votes['decay']:g}"] if "decay" in votes else []
+    chosen += (
+        [f"co-occurring items have {votes['cooccurrence']:g} of the votes"] if "cooccurrence" in votes else []
+    )
+    return _MEMORY_NOTE + (f" Validation chose that {' and '.join(chosen)}." if chosen else "")
+
+
+_MEMORY_NOTE = (
     "A list mixes the model's distribution p with the votes v of items that followed the user's newest items in training, as "
     "(1 - l) p + l q with q ~ p^b v^c: a larger l gives the memory more weight. m is the share in v of the items nearest to the "
-    "user's state, if they vote; g weighs the similarity with the newest items in a column, if the memory has signals. The gain "
-    "is colored if its 95 % interval excludes 0."
+    "user's state, if they vote; g weighs the similarity with the newest items in a column, if the memory has signals; items "
+    "without training events get exp(-g) of what their similarity gives, with the g of cold items. The gain is colored if its "
+    "95 % interval excludes 0."
 )
 
 

@@ -97,7 +97,7 @@ def render_page(
         cold=beyond.build_cold_table(report),
         cold_note=beyond.format_cold_note(report),
         memory=beyond.build_memory_table(report),
-        memory_note=beyond.MEMORY_NOTE,
+        memory_note=beyond.format_memory_note(report),
         parts=beyond.build_part_table(report),
         parts_note=beyond.PART_NOTE,
         rewards=tables.build_reward_tables(report),

@@ -224,9 +224,8 @@ class ItemSearch:
         place, start = np.unique(self.place[used], return_index=True)
         column, value = column[used], self.value[used] * weights[self.signals.signal_of_word[self.word[used]]]
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-        for p in range(
-            0, len(profiles.sums) if len(place) else 0, size := max(1, _MAX_PRODUCTS // len(used))
-        ):
+        size = max(1, _MAX_PRODUCTS // max(1, len(used)))
+        for p in range(0, len(profiles.sums) if len(place) else 0, size):
             products = profiles.sums[p : p + size, column].T * value[:, None]
             scores = np.add.reduceat(products, start, axis=0).T
             if scores.shape[1] > n_best:

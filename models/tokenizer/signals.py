@@ -30,6 +30,9 @@ _MAX_WORDS = (
     128  # Distinct words of an item in a signal that are read, the first ones, so that long texts stay cheap.
 )
 _MAX_NUMBERS = 256  # Numbers of a vector: each takes the memory and the time of a word.
+_VECTOR_TEXT = re.compile(
+    r"\s*[\[(]?\s*-?\d+\.\d+(e[+-]?\d+)?([\s,;|]+-?\d+(\.\d+)?(e[+-]?\d+)?){2,}\s*[\])]?\s*", re.IGNORECASE
+)
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 
@@ -43,6 +46,11 @@ def check_signals(names: Sequence[str], items: pa.Table, key: str = "model.memor
             raise DataError(
                 f"{key}: {name!r} {problem}; a signal is a column of text, lists of text or vectors, and there "
                 f"{'are ' + join_names(usable) if usable else 'is none'}.{suggest_sentence(name, usable)}"
+            )
+        if has_words(columns[name]) and _has_vector_texts(items[name]):
+            raise DataError(
+                f"{key}: {name!r} holds vectors as text, such as {_find_text(items[name])[:40]!r}; write the column as lists of "
+                "floats"
             )
         if is_vector_type(columns[name]) and len(items):
             _read_numbers(items[name], f"{key}: {name!r}")
@@ -248,6 +256,18 @@ def split_words(value: str | Sequence[object] | None) -> list[str]:
     if isinstance(value, str):
         return _WORD.findall(value.lower())
     return [str(word).lower() for word in value or () if word is not None]
+
+
+def _find_text(column: pa.ChunkedArray) -> str:
+    """Return the first value of a column of text that is not missing; "" without any, and for another column."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return ""
+    return next((value for value in column.slice(0, _CHUNK_ITEMS).to_pylist() if value), "")
+
+
+def _has_vector_texts(column: pa.ChunkedArray) -> bool:
+    """Return whether a column of text holds lists of several numbers with fractions, as CSV files have vectors."""
+    return bool(_VECTOR_TEXT.fullmatch(_find_text(column)))
 
 
 def has_words(dtype: pa.DataType) -> bool:

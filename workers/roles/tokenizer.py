@@ -37,6 +37,7 @@ from nonet.samples.preparation import (
 from nonet.samples.sequences import (
     TEST,
     TRAIN,
+    VALID,
     Compress,
     CompressedLog,
     CountOptions,
@@ -334,6 +335,8 @@ class Tokeniser(DistributeWorker):
         facts["data"]["repeats"] = _describe_repeats(seq, data)
         if data.chooses_votes:
             facts["data"]["votes"] = Transitions.load(artifacts["transitions"]["path"]).chosen
+        if data.votes.get("cold"):
+            facts["data"]["cold"] = _describe_cold_items(seq, items)
         facts["data"] |= read_preparation_facts(root) | data.count_unknown_in_source(items)
         put(root)
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
@@ -392,6 +395,16 @@ def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, di
     seq, items = prepared.open()
     check_sequences(seq, data)
     return seq, items, artifact
+
+
+def _describe_cold_items(seq: Sequences, items: pa.Table) -> dict[str, int]:
+    """Return the number of "items" without a training event, and of validation and test events with one, "valid" and "test"."""
+    is_cold = items["events"].to_numpy() == 0
+    counts = {"items": int(is_cold.sum()), "valid": 0, "test": 0}
+    for part in seq.iterate_parts():
+        for name, split in (("valid", VALID), ("test", TEST)):
+            counts[name] += int(is_cold[part.item[part.split == split]].sum())
+    return counts
 
 
 def _write_label_counts(root: Path, labels: Mapping[str, LabelCounts]) -> None:

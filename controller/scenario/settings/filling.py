@@ -67,7 +67,9 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
             reasons[setting.path] = setting.reason
 
     if keep is None:
-        setting = choose_keep(profile)
+        memory = _get_part(_get_part(document, "model") or {}, "memory")
+        has_cold_items = isinstance(memory, Mapping) and "cold" in (memory.get("voters") or ())
+        setting = choose_keep(profile, has_cold_items)
         add(setting)
         profile = _read_data_profile(data, folder, setting.value)
         _check_profile(profile, min_events)

@@ -86,8 +86,17 @@ class Setting(NamedTuple):
     reason: str
 
 
-def choose_keep(profile: DataProfile) -> Setting:
-    """Choose `data.keep` from the profile of all data."""
+def choose_keep(profile: DataProfile, has_cold_items: bool = False) -> Setting:
+    """Choose `data.keep` from the profile of all data.
+
+    Args:
+        profile: The profile.
+        has_cold_items: Whether the memory recommends items without events, which then stay in the catalogue.
+    """
+    if has_cold_items:
+        single_users = int(profile.users_of[1:2].sum())
+        value = {"item_events": 0, **({"user_events": 2} if single_users else {})}
+        return Setting("data.keep", value, "the memory's voter cold recommends items without events")
     min_events = next((n for n in KEEP_THRESHOLDS if profile.compute_kept_share(n) >= MIN_KEPT_SHARE), 0)
     rare_items = int(profile.items_of[:min_events].sum())
     reason = (

@@ -13,7 +13,7 @@ import torch
 
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_memory_files
-from nonet.models.generation.signals import open_signals
+from nonet.models.generation.signals import ItemSearch, open_signals
 from nonet.models.tokenizer import check_signals, compute_signals, extend_signals
 from nonet.random import rng
 from nonet.samples.batches import gather_masked_items, list_prompts
@@ -327,6 +327,26 @@ def test_cold_items_share_half_of_the_votes_by_similarity(weights):
         share = np.array([by_item[i] for i in item[cold]])
         assert weight[leaf >= 0][cold] == pytest.approx(0.5 * share / share.sum(), rel=1e-4)
     assert some > 10
+
+
+def test_voters_without_words_find_no_cold_items():
+    items = make_items().set_column(1, "title", pa.array([None] * ITEMS, pa.string()))
+    items = items.set_column(
+        2, "kinds", pa.array([["K1"], ["K1"], *[[]] * (ITEMS - 2)], pa.list_(pa.string()))
+    )
+    signals = compute_signals(items, ["kinds"])
+    search = ItemSearch.of(signals, np.array([0, 1]))
+    profiles = signals.make_profiles(np.array([0]), np.array([5]), np.ones(1), 1)
+    assert [len(found) for found in search.find_similar(profiles, np.ones(1), 4)] == [0, 0, 0]
+
+
+def test_vectors_that_are_text_are_no_words():
+    for text in ("[0.5, -1.25, 3e-2]", "0.5;1.5;2", "(1.0 2.0 3.0)"):
+        items = pa.table({"item_id": [1, 2], "vector": [None, text]})
+        with pytest.raises(DataError, match="holds vectors as text"):
+            check_signals(["vector"], items)
+    for text in ("1.5 litres of milk", "[2001, 2002, 2003]", "Version 1.5, 2.0 and 2.1"):
+        check_signals(["vector"], pa.table({"item_id": [1], "vector": [text]}))
 
 
 def test_cold_items_get_no_votes_where_nothing_else_votes():
