@@ -46,8 +46,8 @@ def make_start_notes(session: Session) -> Iterator[str]:
         yield f"memory: the k-th newest event votes with k^-{votes['decay']:g}{of_share}; {origin}"
     if cold := data.get("cold"):
         yield (
-            f"memory: {cold['items']} items have no training event; {cold['valid']} validation and {cold['test']} test events are "
-            "of such items" + ("" if cold["valid"] else _NO_COLD_EVENTS)
+            f"memory: {cold['items']} items have no training event; {cold['valid']} validation and {cold['test']} test events "
+            "are of such items" + ("" if cold["valid"] else _NO_COLD_EVENTS)
         )
     if tokenizer:
         yield f"semantic ids: codes used {tokenizer.get('used')} of {tokenizer.get('codes')}"
