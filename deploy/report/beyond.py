@@ -250,7 +250,7 @@ def build_part_table(report: Report) -> ReportTable:
 PART_NOTE = (
     "The same events without one part of the memory, the fitted weights unchanged: without the similarity of items with the "
     "newest ones, the votes of items that are often in the same histories, those of the items nearest to the user's state, or "
-    "those of items without training events. A gain is colored if its 95 % interval excludes 0."
+    "those of items without training events, which similarity selects. A gain is colored if its 95 % interval excludes 0."
 )
 
 

@@ -137,7 +137,7 @@ class Recommender:
 
     def score_catalogue(self, batch: SampleBatch, users: np.ndarray, positions: np.ndarray) -> Tensor:
         """Compute the log-probability [U, I] in nats of every catalogue item for each prompt, without masking any item."""
-        return self.score_with_voters(batch, users, positions, [self.voters])[0]
+        return self.score_with_voters(batch, users, positions, [self.get_voters()])[0]
 
     @torch.no_grad()
     def score_with_voters(
@@ -149,7 +149,7 @@ class Recommender:
             batch: The batch of the prompts.
             users: User of each prompt [U].
             positions: Number of events before each prompt [U].
-            voters: Voters of a memory, such as `Voters.leave_out` returns; None for the model alone.
+            voters: Voters of a memory, which `get_voters` or `Voters.leave_out` of these return; None for the model alone.
         """
         cache = self.prefill(batch)
         own_UI = score_items(self.model, cache, self.corpus.trie)
@@ -158,7 +158,10 @@ class Recommender:
             if each is None:
                 scores.append(own_UI.cpu())
                 continue
-            votes = self._compute_votes(each, self.corpus.seq, users, positions)
+            weights = compute_similarity_weights(self.model)
+            votes = each.compute_votes(self.corpus.seq, users, positions, similarity_weights=weights).to(
+                self.device
+            )
             scores.append(mix_votes(self.model, self.corpus.trie, own_UI, votes, cache.state).cpu())
         return scores
 
@@ -179,17 +182,18 @@ class Recommender:
             hidden: Items that get no votes; by default those that the data's policy masks.
             within: The sub-catalogue to which votes are restricted.
         """
-        if self.voters is None:
+        voters = self.get_voters()
+        if voters is None:
             return None
         seq = self.corpus.seq if seq is None else seq
-        return self._compute_votes(self.voters, seq, users, positions, hidden, within)
-
-    def _compute_votes(self, voters: Voters, seq: Sequences, *prompts: Any) -> Votes:
-        """Compute the votes of voters, on the model's device; the arguments are those of `compute_votes`."""
-        if voters.nearest:
-            self._refresh_item_rows(voters)
         weights = compute_similarity_weights(self.model)
-        return voters.compute_votes(seq, *prompts, similarity_weights=weights).to(self.device)
+        return voters.compute_votes(seq, users, positions, hidden, within, weights).to(self.device)
+
+    def get_voters(self) -> Voters | None:
+        """Return the voters of the memory with the present rows of their items; None without a memory."""
+        if self.voters is not None and self.voters.nearest:
+            self._refresh_item_rows(self.voters)
+        return self.voters
 
     def _refresh_item_rows(self, voters: Voters) -> None:
         """Give the voters the present rows of their items, which are read only if the reader has a new version.

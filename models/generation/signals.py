@@ -10,7 +10,7 @@ of vectors is a signal too, whose words are the numbers of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nonet.embedding import splitmix64
 from nonet.errors import DataError
 from nonet.ranges import expand_ranges
 
@@ -27,6 +28,10 @@ from nonet.ranges import expand_ranges
 
 FORMAT = 2
 _FORMAT_OF_WORDS = 1  # without columns of vectors
+_TIE, _TURNS = (
+    1e-7,
+    997.0,
+)  # Share of a similarity by which ties are broken; how fast their order turns with the voters.
 _MAX_PRODUCTS = 1 << 22  # Products of words and prompts that are in memory at once.
 _ARRAYS = ("row", "word", "value")
 SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
@@ -207,14 +212,21 @@ class ItemSearch:
         return cls(signals, items, signals.word[pair], place, signals.value[pair])
 
     def find_similar(
-        self, profiles: Profiles, weights: np.ndarray, n_best: int
+        self,
+        profiles: Profiles,
+        weights: np.ndarray,
+        n_best: int,
+        select: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Find the items with the highest sum of weighted similarities, above 0, for each prompt.
+
+        Of equally similar items, other ones are preferred for other prompts.
 
         Args:
             profiles: The words of the voters.
             weights: Weight of each signal [K].
-            n_best: Number of items per prompt; all items that are as similar as the last one are found.
+            n_best: Number of items per prompt.
+            select: Returns which pairs of prompts [Z] and items [Z] may be found.
 
         Returns:
             Prompt [Z], item [Z] and weighted similarity [Z] of (prompt, item) pairs, by prompt.
@@ -227,14 +239,26 @@ class ItemSearch:
         size = max(1, _MAX_PRODUCTS // max(1, len(used)))
         for p in range(0, len(profiles.sums) if len(place) else 0, size):
             products = profiles.sums[p : p + size, column].T * value[:, None]
-            scores = np.add.reduceat(products, start, axis=0).T
+            # In fp32, so that the words of other prompts, which add zeros, change nothing.
+            scores = np.add.reduceat(products, start, axis=0).T.astype(np.float32)
+            prompt, found = np.nonzero(scores > 0)
+            is_left_out = ~select(prompt + p, self.items[place[found]])
+            scores[prompt[is_left_out], found[is_left_out]] = 0
             if scores.shape[1] > n_best:
-                last = -np.partition(-scores, n_best - 1, axis=1)[:, n_best - 1]
-                scores[scores < last[:, None]] = 0
+                turn = (profiles.sums[p : p + size].sum(1, dtype=np.float64) * _TURNS)[:, None]
+                order = scores * (1 + _TIE * ((self._order_ties()[place] + turn) % 1))
+                kept = np.argpartition(-order, n_best - 1, axis=1)[:, :n_best]
+                best = np.zeros_like(scores)
+                np.put_along_axis(best, kept, np.take_along_axis(scores, kept, 1), 1)
+                scores = best
             prompt, found = np.nonzero(scores > 0)
             parts.append((prompt + p, self.items[place[found]], scores[prompt, found].astype(np.float64)))
         prompt, item, score = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return prompt, item, score
+
+    def _order_ties(self) -> np.ndarray:
+        """Return a number in [0, 1) for each item of the set [C], by which equally similar items are ordered."""
+        return splitmix64(self.items.astype(np.uint64)) * 2.0**-64
 
 
 def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) -> ItemSignals | None:

@@ -286,21 +286,25 @@ class Voters:
         """
         n_best = max(1, int(_COLD_WIDTH * self._options.width))
         weights = weights if weights.any() else np.ones_like(weights)
-        found = search.find_similar(profiles, weights, _CANDIDATES_PER_VOTE * n_best)
-        prompt, item, vote = self._remove_hidden(found, hidden, within)
-        best = find_best(prompt, item, vote, n_best, len(profiles.sums))
-        return prompt[best], item[best], vote[best]
+        return search.find_similar(
+            profiles, weights, n_best, lambda prompt, item: self._can_vote(prompt, item, hidden, within)
+        )
 
     def _remove_hidden(self, cells: VoteCells, hidden: Jagged, within: Any) -> VoteCells:
         """Return the votes for items of the catalogue, and of the sub-catalogue `within`, that are not hidden."""
         prompt, item, vote = cells
-        n_items, n_prompts = len(self._transitions), len(hidden.offsets) - 1
+        can_vote = (vote > 0) & self._can_vote(prompt, item, hidden, within)
+        return prompt[can_vote], item[can_vote], vote[can_vote]
+
+    def _can_vote(self, prompt: np.ndarray, item: np.ndarray, hidden: Jagged, within: Any) -> np.ndarray:
+        """Return which pairs [Z] are of items of the catalogue, and of the sub-catalogue `within`, that are not hidden."""
         leaf = self._trie.leaf_of_item[item].astype(np.int64)
-        can_vote = (vote > 0) & (leaf >= 0) & ~find_hidden(prompt, item, hidden, n_items)
+        can_vote = (leaf >= 0) & ~find_hidden(prompt, item, hidden, len(self._transitions))
         if within is not None:
             pairs = torch.from_numpy(prompt[can_vote]), torch.from_numpy(leaf[can_vote])
-            can_vote[np.flatnonzero(can_vote)[within.mask_excluded_pairs(*pairs, n_prompts).numpy()]] = False
-        return prompt[can_vote], item[can_vote], vote[can_vote]
+            excluded = within.mask_excluded_pairs(*pairs, len(hidden.offsets) - 1).numpy()
+            can_vote[np.flatnonzero(can_vote)[excluded]] = False
+        return can_vote
 
     def _make_nearest(self, hidden: Jagged) -> NearestItems | None:
         """Prepare the votes of the nearest items, without the hidden ones; None without such a voter."""

@@ -125,7 +125,10 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     number = np.where(word < n_words, word, -1)
     parts = [(item, number, signal[word], idf[word])]
     for k, name in enumerate(signals.names):
-        if is_vector_type(new_items[name].type) and new_items[name].null_count < len(new_items):
+        lengths = (
+            pc.list_value_length(new_items[name]) if is_vector_type(new_items[name].type) else pa.array([0])
+        )
+        if pc.any(pc.greater(lengths, 0)).as_py():
             first, mean_D = int(np.argmax(words["signal"].to_numpy() == k)), words["mean"].to_numpy()
             mean_D = mean_D[words["signal"].to_numpy() == k]
             row, values_nD = _read_numbers(new_items[name], f"items: {name!r}", len(mean_D))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -342,6 +343,9 @@ class Tokeniser(DistributeWorker):
         return {"artifacts": artifacts, "tokenizer": tokens.report, **facts}
 
 
+_DRAFT = re.compile(r"tmp-[a-z]+-[0-9a-f]{8}")
+
+
 def make_sequences(data: DataSetup, root: Path) -> tuple[Sequences, pa.Table, dict[str, str]]:
     """Create the sequences and their items, and write them as an artifact under root.
 
@@ -539,8 +543,9 @@ def store_artifact(root: Path, kind: str, write: Callable[[Path], Any]) -> dict[
 
 def _delete_drafts(root: Path, kind: str) -> None:
     """Delete the temporary folders of artifacts of a kind, or of all kinds for "*"."""
-    for draft in root.glob(f"tmp-{kind}-*"):
-        shutil.rmtree(draft)
+    for draft in root.glob(f"tmp-{kind}-*") if not root.is_symlink() else ():
+        if _DRAFT.fullmatch(draft.name):
+            shutil.rmtree(draft)
 
 
 def _hash_file(path: Path) -> str:

@@ -133,6 +133,15 @@ def _describe_code(entry: BoardEntry, board: Mapping[str, Any], folder: Path) ->
     scenario = read_chain(find_scenario(source), changes)
     references = sorted(list_references(scenario.document))
     named = [scenario.path.parent / file for file in map(parse_file, references) if file]
+    # Python also finds modules in the folders of files that are imported.
+    folders = {scenario.path.parent, *(file.parent for file in named)}
+    modules = {text.partition(":")[0].replace(".", "/") for text in references}
+    named += [
+        folder / file
+        for folder in folders
+        for name in modules
+        for file in (f"{name}.py", f"{name}/__init__.py")
+    ]
     files = {path for file in named if file.is_file() for path in (file, *find_files_beside(file))}
     hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
     return json.dumps([str(folder), entry.key, references, hashes]).encode()
@@ -157,11 +166,7 @@ def _check_code(entry: BoardEntry, board: Mapping[str, Any], folder: Path) -> No
 
 def _refuse_links(folder: Path) -> None:
     """Raise ConfigError if a link in a board's folder would let the board write elsewhere."""
-    names = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    for path in [
-        *folder.iterdir(),
-        *(path for name in names if not name.is_symlink() for path in name.iterdir()),
-    ]:
+    for path in folder.rglob("*"):
         if path.is_symlink():
             raise ConfigError(f"{path} is a link; a board writes into its folder only, so remove the link")
 

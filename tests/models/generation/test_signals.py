@@ -13,6 +13,7 @@ import torch
 
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals, Trie, VoteOptions, Voters, list_memory_files
+from nonet.models.generation.memory import attach
 from nonet.models.generation.signals import ItemSearch, open_signals
 from nonet.models.tokenizer import check_signals, compute_signals, extend_signals
 from nonet.random import rng
@@ -183,6 +184,8 @@ def test_a_column_of_vectors_is_a_signal_by_the_cosine_of_what_is_left_of_their_
     assert added == pytest.approx(both[:ITEMS, ITEMS:], abs=1e-5)
     without = make_items(8, 9).append_column("vector", pa.nulls(8, pa.list_(pa.float32())))
     assert len(extend_signals(signals, without)) == ITEMS + 8
+    empty = make_items(8, 9).append_column("vector", pa.array([[]] * 8, pa.list_(pa.float32())))
+    assert len(extend_signals(signals, empty)) == ITEMS + 8
     with pytest.raises(DataError, match="'vector' has vectors of 2 numbers; all vectors must have 5 numbers"):
         extend_signals(signals, make_items(8).slice(0, 1).append_column("vector", pa.array([[1.0, 2.0]])))
 
@@ -337,7 +340,41 @@ def test_voters_without_words_find_no_cold_items():
     signals = compute_signals(items, ["kinds"])
     search = ItemSearch.of(signals, np.array([0, 1]))
     profiles = signals.make_profiles(np.array([0]), np.array([5]), np.ones(1), 1)
-    assert [len(found) for found in search.find_similar(profiles, np.ones(1), 4)] == [0, 0, 0]
+    found = search.find_similar(profiles, np.ones(1), 4, lambda prompt, item: np.ones(len(item), bool))
+    assert [len(part) for part in found] == [0, 0, 0]
+
+
+def test_of_many_cold_items_that_are_alike_each_prompt_gets_as_many_as_there_are_votes_and_none_that_is_hidden():
+    n_items, n_prompts = 300, 20
+    kinds = [["K1", f"K{2 + i % 2}"] for i in range(n_items)]
+    signals = compute_signals(pa.table({"item_id": range(n_items), "kinds": kinds}), ["kinds"])
+    search = ItemSearch.of(signals, np.arange(10, n_items))
+    voters = np.arange(n_prompts), np.arange(n_prompts) % 2, np.linspace(1, 2, n_prompts)
+    profiles = signals.make_profiles(*voters, n_prompts)
+
+    def select(prompt, item):
+        return item % 4 < 2
+
+    prompt, item, score = search.find_similar(profiles, np.ones(1), 8, select)
+    assert np.bincount(prompt).tolist() == [8] * n_prompts
+    assert (item % 4 < 2).all()
+    assert (item % 2 == prompt % 2).all()
+    assert len(np.unique(item)) > 40  # not the same eight for everybody
+    for row in (0, 7):
+        alone = signals.make_profiles(np.zeros(1, np.int64), voters[1][[row]], voters[2][[row]], 1)
+        _, other, its_score = search.find_similar(alone, np.ones(1), 8, lambda _, items: select(_, items))
+        assert other.tolist() == item[prompt == row].tolist()
+        assert its_score.tolist() == score[prompt == row].tolist()
+
+
+def test_the_weight_of_cold_items_follows_those_of_the_signals():
+    model = torch.nn.Module()
+    attach(model, signals=["title", "kinds"], cold=True)
+    of_signals = torch.nn.Module()
+    attach(of_signals, signals=["title", "kinds"])
+    names = list(dict(model.named_buffers()))
+    assert names[:-1] == list(dict(of_signals.named_buffers()))
+    assert len(names) == 4
 
 
 def test_vectors_that_are_text_are_no_words():

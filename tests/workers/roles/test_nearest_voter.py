@@ -98,6 +98,11 @@ def test_an_evaluation_also_ranks_without_each_part_of_the_memory(alike, tmp_pat
     commit = alike.save(tmp_path / "commit")
     evaluator = Evaluator(alike.run, Evaluate(metrics=["recall@2", "ndcg@5"], width=4))
     evaluator.open(alike.ring.folders, str(tmp_path / "results"))
+    whole = evaluator.corpus.seq
+    no_validation = replace(whole, split=np.where(whole.split == TEST, TEST, TRAIN).astype(np.int8))
+    evaluator.set_events(no_validation)  # The rows of items are read with the test events.
+    assert evaluator.evaluate("pretrain", str(commit))["memory"]["parts"]
+    evaluator.set_events(whole)
     result = evaluator.evaluate("pretrain", str(commit))
     without = ["without similarity", "without nearest items"]
     test = result["detail"]["test"]

@@ -88,10 +88,9 @@ class ModelScores:
         self, users: np.ndarray, positions: np.ndarray
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the scores of all items for prompts, [P, I], and those of each of `ablations` with the same weights."""
-        voters = self._recommender.voters
+        batch, voters = self._recommender.batch(users, positions), self._recommender.get_voters()
         assert voters is not None, "there are ablations of a memory only"
         ablated = [None, *(voters.leave_out(part) for part in voters.parts)]
-        batch = self._recommender.batch(users, positions)
         scores = self._recommender.score_with_voters(batch, users, positions, [voters, *ablated])
         whole, *others = (each.numpy() for each in scores)
         return whole, dict(zip(self.ablations, others, strict=True))

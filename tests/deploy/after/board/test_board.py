@@ -327,6 +327,14 @@ def test_code_that_changed_since_a_board_began_runs_in_none_of_its_later_seeds(
     (folder / "evil.py").write_text(ran)
     assert "names code" in refused(*again)
     (folder / "evil.py").write_text("")
+    (folder / "base.yaml").write_text(
+        f"extends: {document['extends']}\ntracking: {{x: {{use: evil.py:T}}, y: {{use: 'other:T'}}}}\n"
+    )
+    (folder / "other.py").write_text("")
+    board.approve_content(board._describe_code(entry, {"seeds": [1]}, folder))
+    (folder / "other.py").write_text(ran)
+    assert "names code" in refused(*again)
+    (folder / "other.py").write_text("")
     report = folder / "films-last" / "seed-1" / "report.json"
     content = json.loads(report.read_text())
     content["trained"]["sasrec"]["options"] |= {"use": "evil.py:T", "lr": "evil.py:Other"}
@@ -360,6 +368,10 @@ def test_a_link_in_a_board_is_refused_before_anything_is_written(
     (tmp_path / "b" / "films-data").unlink()
     (tmp_path / "b" / "films-last").mkdir()
     (tmp_path / "b" / "films-last" / "seed-1").symlink_to(tmp_path / "victim")
+    assert "is a link" in refused("board", "--data", "films.csv", "--run-dir", "b")
+    (tmp_path / "b" / "films-last" / "seed-1").unlink()
+    (tmp_path / "b" / "films-last" / "seed-1").mkdir()
+    (tmp_path / "b" / "films-last" / "seed-1" / "artifacts").symlink_to(tmp_path / "victim")
     assert "is a link" in refused("board", "--data", "films.csv", "--run-dir", "b")
     assert not [*(tmp_path / "victim").iterdir()]
 
