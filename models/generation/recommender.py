@@ -158,10 +158,7 @@ class Recommender:
             if each is None:
                 scores.append(own_UI.cpu())
                 continue
-            weights = compute_similarity_weights(self.model)
-            votes = each.compute_votes(self.corpus.seq, users, positions, similarity_weights=weights).to(
-                self.device
-            )
+            votes = self._compute_votes(each, self.corpus.seq, users, positions)
             scores.append(mix_votes(self.model, self.corpus.trie, own_UI, votes, cache.state).cpu())
         return scores
 
@@ -185,9 +182,14 @@ class Recommender:
         voters = self.get_voters()
         if voters is None:
             return None
-        seq = self.corpus.seq if seq is None else seq
+        return self._compute_votes(
+            voters, self.corpus.seq if seq is None else seq, users, positions, hidden, within
+        )
+
+    def _compute_votes(self, voters: Voters, *prompts: Any) -> Votes:
+        """Compute the votes of voters on the model's device; the arguments are those of `Voters.compute_votes`."""
         weights = compute_similarity_weights(self.model)
-        return voters.compute_votes(seq, users, positions, hidden, within, weights).to(self.device)
+        return voters.compute_votes(*prompts, similarity_weights=weights).to(self.device)
 
     def get_voters(self) -> Voters | None:
         """Return the voters of the memory with the present rows of their items; None without a memory."""
