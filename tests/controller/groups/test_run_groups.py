@@ -247,7 +247,8 @@ def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):
     assert dict(told.options.columns) == {"user_id": "visitor"}
     assert dict(told.options.keep) == {"item_events": 3, "user_events": 2}
     assert told.options.where == "rating > 0"
-    assert dict(told.options.split) == {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3}
+    split = {"use": "leave_last_out", "test": 1, "valid": 2, "rl": 3, "cold_items": None}
+    assert dict(told.options.split) == split
     assert dict(told.options.targets) == {"liked": "rating >= 4"}
     assert {name: told.tokenizer[name] for name in ("use", "levels", "codes")} == {
         "use": "rq_kmeans",

@@ -65,7 +65,7 @@ def test_a_target_makes_the_scenario_of_a_click_model_without_a_reward(new):
         assert f"note: no features of the items: {omitted}\n" in out
         assert f"    # not used: {omitted}\n" in Path("mine.yaml").read_text()
     assert "year" in tables
-    assert scenario.data.split.get_options() == {"test": 1, "valid": 1, "rl": 0}
+    assert scenario.data.split.get_options() == {"test": 1, "valid": 1, "rl": 0, "cold_items": None}
 
 
 def test_long_histories_hold_out_more_events_and_users_have_rows(new):
@@ -73,7 +73,12 @@ def test_long_histories_hold_out_more_events_and_users_have_rows(new):
     assert new("mine.yaml", "--data", "events.parquet", "--target", "rating >= 4")[0] == 0
     scenario = runs()
     assert "user" in scenario.sparse.tables
-    assert scenario.data.split.get_options() | {"rl": 0} == {"test": 9, "valid": 4, "rl": 0}
+    assert scenario.data.split.get_options() | {"rl": 0} == {
+        "test": 9,
+        "valid": 4,
+        "rl": 0,
+        "cold_items": None,
+    }
 
 
 def test_a_target_that_reads_no_column_of_the_data_leaves_nothing_behind(refused):
