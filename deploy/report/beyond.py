@@ -175,8 +175,8 @@ def build_cold_table(report: Report) -> ReportTable:
         [
             format_name(name),
             format_number(scores.get(name, {}).get("recall@10")),
-            format_number(facts[name]["among"]),
-            format_number(facts[name]["random"]),
+            format_number(facts[name]["recall@10"]),
+            format_number(facts[name]["random recall@10"]),
         ]
         for name, _ in list_subjects(report)
         if name in facts

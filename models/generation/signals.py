@@ -101,7 +101,7 @@ class ItemSignals:
             is_text = pa.types.is_string(words["word"].type)
             metadata = {key.decode(): value.decode() for key, value in (words.schema.metadata or {}).items()}
             n_first = int(metadata.get("items", 0))
-            has_means = metadata.get("format") != str(FORMAT) or _are_means(words["mean"].to_numpy())
+            has_means = metadata.get("format") != str(FORMAT) or _are_finite(words["mean"].to_numpy())
         except (OSError, EOFError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DataError(
                 f"signals {files['signal_words'].parent}: not readable ({error}). Run the tokenise stage again."
@@ -236,6 +236,8 @@ class ItemSearch:
         place, start = np.unique(self.place[used], return_index=True)
         column, value = column[used], self.value[used] * weights[self.signals.signal_of_word[self.word[used]]]
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        # A number in [0, 1) for each item, by which equally similar items are ordered.
+        tie = splitmix64(self.items[place].astype(np.uint64)) * 2.0**-64
         size = max(1, _MAX_PRODUCTS // max(1, len(used)))
         for p in range(0, len(profiles.sums) if len(place) else 0, size):
             products = profiles.sums[p : p + size, column].T * value[:, None]
@@ -246,7 +248,7 @@ class ItemSearch:
             scores[prompt[is_left_out], found[is_left_out]] = 0
             if scores.shape[1] > n_best:
                 turn = (profiles.sums[p : p + size].sum(1, dtype=np.float64) * _TURNS)[:, None]
-                order = scores * (1 + _TIE * ((self._order_ties()[place] + turn) % 1))
+                order = scores * (1 + _TIE * ((tie + turn) % 1))
                 kept = np.argpartition(-order, n_best - 1, axis=1)[:, :n_best]
                 best = np.zeros_like(scores)
                 np.put_along_axis(best, kept, np.take_along_axis(scores, kept, 1), 1)
@@ -255,10 +257,6 @@ class ItemSearch:
             parts.append((prompt + p, self.items[place[found]], scores[prompt, found].astype(np.float64)))
         prompt, item, score = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return prompt, item, score
-
-    def _order_ties(self) -> np.ndarray:
-        """Return a number in [0, 1) for each item of the set [C], by which equally similar items are ordered."""
-        return splitmix64(self.items.astype(np.uint64)) * 2.0**-64
 
 
 def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) -> ItemSignals | None:
@@ -289,7 +287,7 @@ def open_signals(files: Mapping[str, Path], names: Sequence[str], n_items: int) 
     return signals
 
 
-def _are_means(values: np.ndarray) -> bool:
+def _are_finite(values: np.ndarray) -> bool:
     """Return whether all values are finite numbers."""
     return values.dtype.kind == "f" and bool(np.isfinite(values).all())
 

@@ -30,6 +30,7 @@ from nonet.models.generation.nearest import ItemRows, NearestItems
 from nonet.models.generation.signals import SIGNAL_FILES, ItemSearch, ItemSignals, Profiles, open_signals
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.vote_counter import VoteCells, VoteCounter, VoteOptions
+from nonet.ranges import concatenate_rows
 from nonet.samples.batches import gather_masked_items
 from nonet.samples.sequences import CountOptions, Sequences, Transitions, list_count_names
 from nonet.types import Jagged
@@ -255,11 +256,7 @@ class Voters:
         similarity, weights = compare.compute(prompt, item), np.asarray(similarity_weights, np.float64)
         best = find_best(prompt, leaf, np.log(vote) + (similarity * weights).sum(1), width, len(users))
         prompt, leaf, item, vote, similarity = (
-            prompt[best],
-            leaf[best],
-            item[best],
-            vote[best],
-            similarity[best],
+            cells[best] for cells in (prompt, leaf, item, vote, similarity)
         )
         if self._cold is not None:
             cold = self._vote_for_cold(self._cold, profiles, weights[:-1], hidden, within)
@@ -488,9 +485,9 @@ def _number_in_rows(row: np.ndarray, n_rows: int) -> np.ndarray:
 def _append_excluded(hidden: Jagged, items: list[np.ndarray]) -> Jagged:
     """Append `items`, one array per row, to the hidden items of each row."""
     rows = [hidden.values[start:stop] for start, stop in pairwise(np.asarray(hidden.offsets).tolist())]
-    joined_rows = [np.concatenate([values, extra]) for values, extra in zip(rows, items, strict=True)]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(values) for values in joined_rows])])
-    return Jagged(np.concatenate(joined_rows), offsets)
+    return concatenate_rows(
+        [np.concatenate([values, extra]) for values, extra in zip(rows, items, strict=True)]
+    )
 
 
 def merge_votes(votes: Votes, leaf_PV: Tensor, vote_PV: Tensor) -> tuple[Tensor, Tensor, Tensor]:

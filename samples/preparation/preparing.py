@@ -201,9 +201,7 @@ class _PreparationJob:
         layout, partitions = self._read_sorted(sorted_record)
         self.progress.start_phase("core", sum(int(part.read_offsets()[-1]) for part in partitions))
         core = compute_k_core(partitions, len(catalogue), self.options.keep, self.progress.add_rows)
-        is_cold = draw_cold_items(
-            self.options.split, compute_keys("cold items", as_numbers(catalogue["item_id"]))
-        )
+        is_cold = draw_cold_items(self.options.split, catalogue["item_id"])
         if is_cold is not None:
             core = drop_cold_events(partitions, core, is_cold, self.options.split)
         staging_folder = self.working_folder / "sequences"

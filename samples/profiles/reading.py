@@ -45,9 +45,8 @@ pc: Any = pyarrow.compute  # its functions are generated at import time, so type
 _COLUMNS = ("user_id", "item_id", "timestamp", "event", "rating")  # of the interactions that a profile reads
 # The number of events of the largest log that is read completely, and the approximate number of events of a sample.
 MOST_EVENTS, SAMPLED_EVENTS = 5_000_000, 2_000_000
-_PRIOR_EVENTS = (
-    20  # weight, in events, of the mean share of items with similarly many events in that of an item
-)
+# The weight, in events, of the mean share of items with similarly many events in that of an item.
+_PRIOR_EVENTS = 20
 _MAX_RATINGS = 100  # if there are more distinct ratings, they are rounded down to this many quantiles
 _cache: dict[
     Any, tuple[Any, ...]

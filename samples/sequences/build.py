@@ -103,7 +103,7 @@ def build_arrays(
     events, kept_items = select_events(user, item, len(user_id), len(catalogue), keep or {})
     time = interactions["timestamp"].to_numpy()
     order = _sort_events(events, user, time, tie_seed)
-    is_cold = draw_cold_items(split, compute_keys("cold items", as_numbers(catalogue["item_id"])))
+    is_cold = draw_cold_items(split, catalogue["item_id"])
     if is_cold is not None:
         _, lengths = np.unique(user[order], return_counts=True)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -24,6 +24,7 @@ from pydantic import Field
 from nonet.errors import ConfigError, DataError
 from nonet.options import Count, Positive, Share, StrictModel
 from nonet.replaceable import Replaceable
+from nonet.samples.tables import as_numbers, compute_keys
 from nonet.suggest import join_names, suggest_sentence
 from nonet.units import Seconds
 
@@ -163,12 +164,13 @@ def check_split(split: Mapping[str, Any], facts: SplitFacts) -> None:
         )
 
 
-def draw_cold_items(split: Mapping[str, Any], key: np.ndarray) -> np.ndarray | None:
-    """Return which items [I] bool are held out whole, given the keys of their ids [I] int64; None if the split holds out none."""
+def draw_cold_items(split: Mapping[str, Any], item_id: Any) -> np.ndarray | None:
+    """Return which items [I] bool are held out whole, drawn by the hash of their ids [I]; None if the split holds out none."""
     if not (share := split.get("cold_items")):
         return None
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise ConfigError(f"split: cold_items: {share!r} is not a share of the items, from 0 to below 1.")
+    key = compute_keys("cold items", as_numbers(item_id))
     return (key.view(np.uint64) >> np.uint64(11)) * 2.0**-53 < share
 
 
@@ -185,9 +187,8 @@ def mask_cold_events(
     """
     user = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     kept = np.ones(len(user), bool)
-    while (
-        True
-    ):  # A user who has lost events may have too few left to hold out any: then all are training events.
+    # A user who has lost events may have too few left to hold out any: then all are training events.
+    while True:
         lengths = np.bincount(user[kept], minlength=len(offsets) - 1)
         codes = compute_split_codes(np.concatenate([[0], np.cumsum(lengths)]), time[kept], split)
         dropped = np.flatnonzero(kept)[is_cold[kept] & (codes < VALID)]

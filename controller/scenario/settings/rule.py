@@ -93,14 +93,13 @@ def choose_keep(profile: DataProfile, has_cold_items: bool = False) -> Setting:
         profile: The profile.
         has_cold_items: Whether the memory recommends items without events, which then stay in the catalogue.
     """
-    if has_cold_items:
-        single_users = int(profile.users_of[1:2].sum())
-        value = {"item_events": 0, **({"user_events": 2} if single_users else {})}
-        return Setting("data.keep", value, "the memory's voter cold recommends items without events")
-    min_events = next((n for n in KEEP_THRESHOLDS if profile.compute_kept_share(n) >= MIN_KEPT_SHARE), 0)
+    thresholds = () if has_cold_items else KEEP_THRESHOLDS
+    min_events = next((n for n in thresholds if profile.compute_kept_share(n) >= MIN_KEPT_SHARE), 0)
     rare_items = int(profile.items_of[:min_events].sum())
     reason = (
-        f"{rare_items:,} items have fewer than {min_events} events, "
+        "the memory's voter cold recommends items without events"
+        if has_cold_items
+        else f"{rare_items:,} items have fewer than {min_events} events, "
         f"{1 - profile.compute_kept_share(min_events):.1%} of all"
         if min_events
         else f"items with fewer than {KEEP_THRESHOLDS[-1]} events have "

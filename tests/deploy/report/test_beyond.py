@@ -112,8 +112,8 @@ def test_cold_items_have_a_row_a_subject_with_their_recall_among_all_items_and_a
     cold = report()
     cold["detail"]["pretrain"]["test"]["exhaustive"]["items of 0 events"] = {"recall@10": 0.05}
     cold["cold"] = {
-        "popularity": {"items": 30, "events": 7, "among": 0.2, "random": None},
-        "pretrain": {"items": 30, "events": 7, "among": 0.6, "random": 0.25},
+        "popularity": {"items": 30, "events": 7, "recall@10": 0.2, "random recall@10": None},
+        "pretrain": {"items": 30, "events": 7, "recall@10": 0.6, "random recall@10": 0.25},
     }
     rows = [["popularity", "–", "0.2000", "–"], ["pretrain", "0.0500", "0.6000", "0.2500"]]
     assert texts(build_cold_table(cold)) == rows

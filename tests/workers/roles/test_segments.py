@@ -145,8 +145,8 @@ def test_cold_items_are_ranked_among_themselves_and_their_chance_is_that_of_a_dr
     assert parts[0].summarise() == {
         "items": is_cold.sum(),
         "events": len(hits),
-        "among": pytest.approx(np.mean(hits)),
-        "random": pytest.approx(np.mean(chances)),
+        "recall@10": pytest.approx(np.mean(hits)),
+        "random recall@10": pytest.approx(np.mean(chances)),
     }
     assert 0 < np.mean(hits) < 1
     assert ColdRanking(is_cold, tie, None).summarise() == {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from nonet.models.ranking import compute_per_event, rank_of_target_np
 from nonet.models.ranking.kinds import ItemCategories
+from nonet.ranges import concatenate_rows
 from nonet.types import Jagged
 
 # Shapes: P held-out events, Q events whose item is cold, I items, C categories.
@@ -49,10 +50,10 @@ class ColdRanking:
         if not len(rows):
             return
         target_Q, scores_QI = target_P[rows], np.where(self.is_cold, scores_PI[rows], -np.inf)
-        masked_rows = [np.asarray(masked.values[masked.offsets[p] : masked.offsets[p + 1]]) for p in rows]
-        self.ranks.append(rank_of_target_np(scores_QI, target_Q, _join(masked_rows), self.tie))
+        masked_rows = [np.asarray(masked[p]) for p in rows.tolist()]
+        self.ranks.append(rank_of_target_np(scores_QI, target_Q, concatenate_rows(masked_rows), self.tie))
         if self.categories is not None:
-            histories = [np.asarray(seen.values[seen.offsets[p] : seen.offsets[p + 1]]) for p in rows]
+            histories = [np.asarray(seen[p]) for p in rows.tolist()]
             self.chances.append(self._compute_chances(self.categories, target_Q, masked_rows, histories))
 
     def _compute_chances(
@@ -79,7 +80,7 @@ class ColdRanking:
         self.chances += other.chances
 
     def summarise(self) -> dict[str, Any]:
-        """Return the number of cold "items" and of "events" with one, the recall@10 "among" cold items, and "random".
+        """Return the number of cold "items" and of "events" with one, and "recall@10" and "random recall@10" among cold items.
 
         The last is that of a random order of those that share a category with the history; None without categories. Empty if no
         event has a cold item.
@@ -89,10 +90,5 @@ class ColdRanking:
         ranks = np.concatenate(self.ranks)
         chance = float(np.concatenate(self.chances).mean()) if self.chances else None
         recall = float(compute_per_event(_METRIC, ranks).mean())
-        return {"items": int(self.is_cold.sum()), "events": len(ranks), "among": recall, "random": chance}
-
-
-def _join(rows: Sequence[np.ndarray]) -> Jagged:
-    """Return rows of items as a Jagged."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(row) for row in rows])])
-    return Jagged(np.concatenate([np.empty(0, np.int64), *rows]), offsets)
+        counts = {"items": int(self.is_cold.sum()), "events": len(ranks)}
+        return counts | {_METRIC: recall, f"random {_METRIC}": chance}
