@@ -66,6 +66,13 @@ class Data(StrictModel):
 
     interactions: str
     items: str | None = None
+    vectors: Annotated[
+        dict[Word, str],
+        Field(
+            description="files of item vectors, .npy or .parquet, by the name of the column of the items that they become: "
+            "an embedding of texts or images that the semantic ids, the memory's signals and rewards can use"
+        ),
+    ] = {}
     columns: dict[str, str] = {}
     missing: Annotated[
         list[str] | None,
@@ -188,6 +195,18 @@ class Data(StrictModel):
             raise ValueError(
                 "unknown_items: drop needs the items table (data.items) that says which items are known"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_vectors(self) -> Data:
+        """Check that the vectors are of an items table and in files of the two kinds."""
+        for name, path in self.vectors.items():
+            if self.items is None:
+                raise ValueError(
+                    f"vectors.{name}: these are columns of the items table, so name it in data.items"
+                )
+            if not path.endswith((".npy", ".parquet")):
+                raise ValueError(f"vectors.{name}: {path} must be a .npy or a .parquet file")
         return self
 
     @model_validator(mode="after")

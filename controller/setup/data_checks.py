@@ -133,6 +133,7 @@ def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
 def _get_table_paths(data: DataSetup) -> dict[str, str]:
     """Return the paths of the tables by their keys in `data`."""
     paths = {"interactions": data.options.interactions, "items": data.options.items}
+    paths |= {f"vectors.{name}": path for name, path in data.options.vectors.items()}
     paths |= {f"labels.{labels.name}.path": labels.path for labels in data.labels}
     paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
     return {key: path for key, path in paths.items() if path}

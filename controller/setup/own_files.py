@@ -306,8 +306,9 @@ def _list_tables(scenario: Scenario, folder: Path) -> set[Path]:
     """Return the absolute paths of the scenario's tables on this machine, which are not copied but read where they are."""
     tables = (graph.table for graph in scenario.data.graph.values())
     labels = (options.path for options in scenario.data.labels)
+    vectors = scenario.data.vectors.values()
     places = set[Path]()
-    for path in (scenario.data.interactions, scenario.data.items, *tables, *labels):
+    for path in (scenario.data.interactions, scenario.data.items, *tables, *labels, *vectors):
         if isinstance(path, str) and ("://" not in path or path.startswith("file://")):
             place = path if "://" in path else str(folder / path)
             places.add(Path(place).resolve())  # a folder, also of files that come later

@@ -56,6 +56,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
             repeats=data.repeats if makes_lists else MASK,
             missing=data.table_format.missing,
             drop_unknown_items=data.unknown_items == "drop",
+            vectors={name: resolve(f"vectors.{name}", path) for name, path in data.vectors.items()},
         ),
         tokenizer={"use": scenario.tokenizer.address, **scenario.tokenizer.get_options()},
         folder=str(folder),

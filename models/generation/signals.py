@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib.stride_tricks import sliding_window_view
 
 from nonet.embedding import splitmix64
 from nonet.errors import DataError
@@ -32,12 +33,30 @@ _TIE, _TURNS = (
     1e-7,
     997.0,
 )  # Share of a similarity by which ties are broken; how fast their order turns with the voters.
+_PAIRS = 1 << 12  # Pairs whose vectors are in memory at once.
 _MAX_PRODUCTS = 1 << 22  # Products of words and prompts that are in memory at once.
 _ARRAYS = ("row", "word", "value")
 SIGNAL_FILES = {f"signal_{name}": f"signal_{name}.npy" for name in _ARRAYS} | {
     "signal_words": "signal_words.parquet"
 }
 """Names of the files of signals in a folder or a version, by the name of their content."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _VectorBlock:
+    """The numbers of the vectors of one signal, D consecutive words of those items that have a vector.
+
+    Attributes:
+        signal: The signal, as an index of the names.
+        first: The word that is the first number.
+        width: The number D.
+        start: Index in the words of all items of the first number of each item [I]; -1 without a vector.
+    """
+
+    signal: int
+    first: int
+    width: int
+    start: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +90,34 @@ class ItemSignals:
     def signal_of_word(self) -> np.ndarray:
         """Signal of each word [F], as an index of `names`."""
         return self.words["signal"].to_numpy()
+
+    @cached_property
+    def blocks(self) -> list[_VectorBlock]:
+        """The signals of vectors, the last first; their numbers are the last words of an item and have an IDF of 1.
+
+        Empty if an item has some numbers of a vector only, because earlier versions did not store zeros.
+        """
+        end, blocks = self.row[1:].astype(np.int64), list[_VectorBlock]()
+        idf = self.words["idf"].to_numpy()
+        for k in reversed(range(len(self.names))):
+            of_signal = np.flatnonzero(self.signal_of_word == k)
+            if not len(of_signal) or (idf[of_signal] != 1).any():
+                continue
+            first, width = int(of_signal[0]), len(of_signal)
+            has_vector = end > self.row[:-1]
+            has_vector[has_vector] = self.word[end[has_vector] - 1] >= first
+            start = end[has_vector] - width
+            if (start < self.row[:-1][has_vector]).any() or (self.word[start] != first).any():
+                return []
+            end[has_vector] = start
+            blocks.append(_VectorBlock(k, first, width, np.where(has_vector, end, -1)))
+        return blocks
+
+    @cached_property
+    def end(self) -> np.ndarray:
+        """Index after the last word of each item that is in no block [I]."""
+        starts = [np.where(block.start >= 0, block.start, self.row[1:]) for block in self.blocks]
+        return np.min([self.row[1:], *starts], axis=0)
 
     def save(self, folder: str | Path) -> None:
         """Write the files to a folder."""
@@ -177,13 +224,25 @@ class Profiles:
             item: Item of each pair [Z].
         """
         signals, n_signals = self.signals, len(self.signals.names)
-        pair, offsets = expand_ranges(signals.row[item], signals.row[item + 1])
+        pair, offsets = expand_ranges(signals.row[item], signals.end[item])
         source = np.repeat(np.arange(len(item)), np.diff(offsets))
         word = signals.word[pair]
         product = self.sums[prompt[source], self.column_of_word[word]] * signals.value[pair]
         cells = source if n_signals == 1 else source * n_signals + signals.signal_of_word[word]
         sums = np.bincount(cells, weights=product, minlength=len(item) * n_signals)
-        return sums.astype(np.float32).reshape(len(item), n_signals)
+        similarity = sums.astype(np.float32).reshape(len(item), n_signals)
+        for block in signals.blocks:
+            column = self.column_of_word[block.first]
+            if column == self.sums.shape[1] - 1:
+                continue  # No voter has a vector.
+            value = sliding_window_view(signals.value, block.width)
+            profile = self.sums[:, column : column + block.width]
+            has_vector = np.flatnonzero(block.start[item] >= 0)
+            for pairs in np.split(has_vector, range(_PAIRS, len(has_vector), _PAIRS)):
+                similarity[pairs, block.signal] = np.einsum(
+                    "zd,zd->z", profile[prompt[pairs]], value[block.start[item[pairs]]]
+                )
+        return similarity
 
 
 @dataclass(frozen=True, slots=True, eq=False)

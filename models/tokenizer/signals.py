@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals
+from nonet.samples.tokenised import check_finite, is_vector_type, read_vector_column
 from nonet.suggest import join_names, suggest_sentence
 
 pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
@@ -29,7 +31,8 @@ _CHUNK_ITEMS = 1 << 12
 _MAX_WORDS = (
     128  # Distinct words of an item in a signal that are read, the first ones, so that long texts stay cheap.
 )
-_MAX_NUMBERS = 256  # Numbers of a vector: each takes the memory and the time of a word.
+_MAX_NUMBERS = 1024  # Numbers of a vector: each takes the memory and the time of a word.
+_CHUNK_NUMBERS = 1 << 22  # Numbers of vectors that are converted at once.
 _VECTOR_TEXT = re.compile(
     r"\s*[\[(]?\s*-?\d+\.\d+(e[+-]?\d+)?([\s,;|]+-?\d+(\.\d+)?(e[+-]?\d+)?){2,}\s*[\])]?\s*", re.IGNORECASE
 )
@@ -38,6 +41,14 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 
 def check_signals(names: Sequence[str], items: pa.Table, key: str = "model.memory.signals") -> None:
     """Raise DataError if a signal, which a key of the scenario names, is no column of words or vectors of the item table."""
+    _check_columns(names, items, key)
+    for name in names if len(items) else ():
+        if is_vector_type(items.schema.field(name).type):
+            _read_numbers(items[name], f"{key}: {name!r}")
+
+
+def _check_columns(names: Sequence[str], items: pa.Table, key: str) -> None:
+    """Raise DataError if a signal is no column of words or vectors; the numbers of vectors are not read."""
     columns = {field.name: field.type for field in items.schema}
     usable = [*list_word_columns(items), *(name for name, dtype in columns.items() if is_vector_type(dtype))]
     for name in names:
@@ -52,8 +63,6 @@ def check_signals(names: Sequence[str], items: pa.Table, key: str = "model.memor
                 f"{key}: {name!r} holds vectors as text, such as {_find_text(items[name])[:40]!r}; write the column as lists of "
                 "floats"
             )
-        if is_vector_type(columns[name]) and len(items):
-            _read_numbers(items[name], f"{key}: {name!r}")
 
 
 def list_word_columns(items: pa.Table) -> list[str]:
@@ -71,7 +80,8 @@ def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
     Raises:
         DataError: A signal is no such column, or has vectors that cannot be compared.
     """
-    check_signals(names, items)
+    key = "model.memory.signals"
+    _check_columns(names, items, key)
     index_by_word: dict[tuple[int, str], int] = {}
     item, word = _index_words(items, names, index_by_word, is_fixed=False)
     keys = list(index_by_word)
@@ -89,19 +99,19 @@ def compute_signals(items: pa.Table, names: Sequence[str]) -> ItemSignals:
         }
     )
     signal = np.array([k for k, _ in keys], np.int64)
-    parts = [(item, number[word], signal[word], idf[word])]
+    signals = _build(tuple(names), words, len(items), item, number[word], signal[word], idf[word])
     for k, name in enumerate(names):
         if not is_vector_type(items[name].type):
             continue
-        row, values_nD = _read_numbers(items[name], f"model.memory.signals: {name!r}")
-        mean_D, width = values_nD.mean(0, dtype=np.float64), values_nD.shape[1]
+        row, values_nD = _read_numbers(items[name], f"{key}: {name!r}")
+        mean_D, width, words = values_nD.mean(0, dtype=np.float64), values_nD.shape[1], signals.words
         if "mean" not in words.column_names:
             words = words.append_column("mean", pa.array(np.zeros(len(words))))
-        parts.append(_list_numbers(k, row, values_nD, mean_D, len(words)))
         texts = pa.array([str(d) for d in range(width)], pa.string())
         columns = [texts, pa.array([k] * width, pa.int32()), pa.array(np.ones(width)), pa.array(mean_D)]
-        words = pa.concat_tables([words, pa.table(columns, words.schema)]).combine_chunks()
-    return _build(tuple(names), words, len(items), *map(np.concatenate, zip(*parts, strict=True)))
+        all_words = pa.concat_tables([words, pa.table(columns, words.schema)]).combine_chunks()
+        signals = _append_numbers(replace(signals, words=all_words), row, values_nD, mean_D, len(words))
+    return signals
 
 
 def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
@@ -123,24 +133,19 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     idf = np.concatenate([words["idf"].to_numpy(), np.full(n_signals, np.log(signals.n_first))])
     signal = np.concatenate([words["signal"].to_numpy(), np.arange(n_signals)]).astype(np.int64)
     number = np.where(word < n_words, word, -1)
-    parts = [(item, number, signal[word], idf[word])]
+    added = _build(signals.names, words, len(new_items), item, number, signal[word], idf[word])
     for k, name in enumerate(signals.names):
-        lengths = (
-            pc.list_value_length(new_items[name]) if is_vector_type(new_items[name].type) else pa.array([0])
-        )
-        if pc.any(pc.greater(lengths, 0)).as_py():
-            first, mean_D = int(np.argmax(words["signal"].to_numpy() == k)), words["mean"].to_numpy()
-            mean_D = mean_D[words["signal"].to_numpy() == k]
-            row, values_nD = _read_numbers(new_items[name], f"items: {name!r}", len(mean_D))
-            parts.append(_list_numbers(k, row, values_nD, mean_D, first))
-    added = _build(signals.names, words, len(new_items), *map(np.concatenate, zip(*parts, strict=True)))
-    return ItemSignals(
-        signals.names,
-        np.concatenate([signals.row, added.row[1:] + signals.row[-1]]),
-        np.concatenate([signals.word, added.word]),
-        np.concatenate([signals.value, added.value]),
-        words,
-        signals.n_first,
+        column = new_items[name]
+        if is_vector_type(column.type) and pc.any(pc.greater(pc.list_value_length(column), 0)).as_py():
+            is_number = words["signal"].to_numpy() == k
+            mean_D = words["mean"].to_numpy()[is_number]
+            row, values_nD = _read_numbers(column, f"items: {name!r}", len(mean_D))
+            added = _append_numbers(added, row, values_nD, mean_D, int(np.argmax(is_number)))
+    return replace(
+        signals,
+        row=np.concatenate([signals.row, added.row[1:] + signals.row[-1]]),
+        word=np.concatenate([signals.word, added.word]),
+        value=np.concatenate([signals.value, added.value]),
     )
 
 
@@ -205,46 +210,53 @@ def _index_words(
 def _read_numbers(
     column: pa.ChunkedArray, title: str, width: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the items [n] that have a vector, and their vectors [n, D] float64.
+    """Return the items [n] that have a vector, and their vectors [n, D] float32.
 
     Args:
         column: The column of vectors.
         title: The start of error messages.
-        width: The number D that the vectors must have; None for any up to 256.
+        width: The number D that the vectors must have; None for any up to 1,024.
 
     Raises:
         DataError: No item has a vector, or vectors differ in length, are too long, or have a value that is no number.
     """
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    row = np.flatnonzero(lengths)
-    widths = np.unique(lengths[row])
-    if len(widths) != 1 or widths[0] > _MAX_NUMBERS or width not in (None, widths[0]):
-        got = (
-            f"vectors of {join_names(widths[:3].tolist())} numbers" if len(widths) else "no vector in any row"
-        )
-        wanted = (
-            f"all vectors must have {width} numbers"
-            if width
-            else f"all must be equally long, up to {_MAX_NUMBERS} numbers"
-        )
-        raise DataError(f"{title} has {got}; {wanted}. Longer ones can be reduced by PCA.")
-    flat = pc.list_flatten(column.filter(pa.array(lengths > 0))).cast(pa.float64())
-    values_nD = flat.to_numpy(zero_copy_only=False).reshape(len(row), -1)
-    if not np.isfinite(values_nD).all():
-        bad = int((~np.isfinite(values_nD).all(1)).sum())
-        raise DataError(
-            f"{title} has NaN, infinite or missing values in the vectors of {bad} items. Clean the table."
-        )
-    return row, values_nD
+    values_nD, has_vector = read_vector_column(column, title)
+    got = values_nD.shape[1]
+    if got > _MAX_NUMBERS or width not in (None, got):
+        limit = f"up to {_MAX_NUMBERS} can be compared, and longer ones reduced by PCA"
+        wanted = f"all vectors must have {width} numbers" if width else limit
+        raise DataError(f"{title} has vectors of {got} numbers; {wanted}.")
+    check_finite(values_nD, title, "Clean the table")
+    return np.flatnonzero(has_vector), values_nD
 
 
-def _list_numbers(
-    k: int, row: np.ndarray, values_nD: np.ndarray, mean_D: np.ndarray, first: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the pairs of signal k for `_build`: items, words from `first` on, signals, and weights, [n * D] each."""
+def _append_numbers(
+    signals: ItemSignals, row: np.ndarray, values_nD: np.ndarray, mean_D: np.ndarray, first: int
+) -> ItemSignals:
+    """Return the signals with the numbers of vectors less their mean, scaled to norm 1, as the last words of their items.
+
+    Args:
+        signals: The signals, of whose items none has a word from `first` on.
+        row: The items with a vector [n], ascending.
+        values_nD: The vectors.
+        mean_D: The mean of the vectors.
+        first: Number of the word that is the first number of a vector.
+    """
     n_items, width = values_nD.shape
-    word = np.tile(np.arange(first, first + width), n_items)
-    return np.repeat(row, width), word, np.full(n_items * width, k), (values_nD - mean_D).reshape(-1)
+    n_new = np.zeros(len(signals), np.int64)
+    n_new[row] = width
+    shift = np.cumsum(n_new) - n_new  # of an item's earlier words
+    start = np.concatenate([signals.row[:1], signals.row[1:] + np.cumsum(n_new)])
+    place = np.arange(len(signals.word)) + np.repeat(shift, np.diff(signals.row))
+    word, value = np.empty(start[-1], np.int32), np.empty(start[-1], np.float32)
+    word[place], value[place] = signals.word, signals.value
+    size = max(1, _CHUNK_NUMBERS // width)
+    for n in range(0, n_items, size):
+        centred = values_nD[n : n + size] - mean_D
+        centred /= np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
+        place = (start[row[n : n + size] + 1] - width)[:, None] + np.arange(width)
+        word[place], value[place] = np.arange(first, first + width), centred
+    return replace(signals, row=start, word=word, value=value)
 
 
 def _iterate_words(column: pa.ChunkedArray) -> Iterator[tuple[int, list[list[str]]]]:
@@ -278,12 +290,3 @@ def has_words(dtype: pa.DataType) -> bool:
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return not pa.types.is_floating(dtype.value_type)
     return pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
-
-
-def is_vector_type(dtype: pa.DataType) -> bool:
-    """Return whether a column of the item table holds one vector per item; lists of integers are words."""
-    if pa.types.is_fixed_size_list(dtype):
-        return pa.types.is_floating(dtype.value_type) or pa.types.is_integer(dtype.value_type)
-    return (pa.types.is_list(dtype) or pa.types.is_large_list(dtype)) and pa.types.is_floating(
-        dtype.value_type
-    )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
-from nonet.samples.tables import MISSING, TableFormat, find_parquet, identify_file
+from nonet.samples.tables import MISSING, TableFormat, find_files, identify_file
+from nonet.samples.tokenised import VECTOR_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class BuildOptions:
         repeats: "allow" or "mask" for repeated items; None to decide by the data.
         missing: Texts that stand for a missing value.
         drop_unknown_items: Whether events are left out whose item the items table lacks; otherwise they are an error.
+        vectors: Path of the file of each column of vectors that the item table gets, by name.
     """
 
     interactions: str
@@ -37,6 +39,7 @@ class BuildOptions:
     repeats: str | None = None
     missing: tuple[str, ...] = MISSING
     drop_unknown_items: bool = False
+    vectors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def table_format(self) -> TableFormat:
@@ -52,14 +55,20 @@ class BuildOptions:
         """Return the values whose hash names the working folder, without `missing` and later options that have their default."""
         facts = asdict(self)
         del facts["missing"]
-        if not self.drop_unknown_items:
-            del facts["drop_unknown_items"]
+        for name in ("drop_unknown_items", "vectors"):
+            if not facts[name]:
+                del facts[name]
         missing = self.table_format.own_missing
         return facts if missing is None else {**facts, "missing": missing}
 
     def list_item_files(self) -> list[list[Any]] | None:
-        """Return the path and the identity of the content of each file of the item table; None without one."""
+        """Return the path and the identity of the content of each file of the item table and of vectors; None without one."""
         if self.items is None:
             return None
-        system, files = find_parquet(self.items, "items")
-        return [[file, identify_file(system, file, f"items {file}")] for file in files]
+        found = [find_files(self.items, "items")]
+        found += [
+            find_files(path, f"data.vectors.{name}", VECTOR_FILES) for name, path in self.vectors.items()
+        ]
+        return [
+            [file, identify_file(each.system, file, f"items {file}")] for each in found for file in each.files
+        ]

@@ -18,6 +18,7 @@ from nonet.samples.tables import (
     read_parquet_schema,
     to_table_format,
 )
+from nonet.samples.tokenised import add_vector_fields
 
 
 def read_sample(
@@ -26,6 +27,7 @@ def read_sample(
     columns: Columns,
     conditions: Mapping[str, str | None],
     changes: LogChanges | None = None,
+    vectors: Mapping[str, str] | None = None,
 ) -> tuple[pa.Table, pa.Schema]:
     """Read and check the first row group of the interactions, and derive the schema of the items.
 
@@ -35,6 +37,7 @@ def read_sample(
         columns: Names of the columns, or the complete table format.
         conditions: Conditions that are evaluated on the sample to check them, by their keys; None entries are ignored.
         changes: Labels and compression of the log; None for none.
+        vectors: Path of the file of each column of vectors that the items get, by name.
 
     Returns:
         The rows, and the schema of the items table that `build_sequences` would return.
@@ -56,7 +59,7 @@ def read_sample(
             match_rows(condition, table, name=key)
     if example is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
-    item_schema = _derive_item_schema(example)
+    item_schema = add_vector_fields(_derive_item_schema(example), vectors or {})
     event_type, item_type = (schema.field("item_id").type for schema in (table.schema, item_schema))
     if pa.types.is_integer(event_type) != pa.types.is_integer(item_type):
         raise DataError(

@@ -82,7 +82,8 @@ def fill_settings(document: Document, folder: Path, stages: StageSummary, put: P
     all_rows = _has_all_items(_get_part(document, "sparse") or {})
     kept = _get_part(_get_part(document, "checkpoint") or {}, "keep") or {}
     names_metric = bool(kept.get("best"))  # for all stages
-    for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows):
+    vectors = list(_get_part(data, "vectors") or {})
+    for setting in choose_rest(profile, split, stages.supervised, evaluate.get("metrics"), all_rows, vectors):
         if not (names_metric and setting.path.endswith(".stop.by")):
             add(setting)
     return reasons

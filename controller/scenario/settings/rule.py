@@ -138,6 +138,7 @@ def choose_rest(
     supervised: Sequence[str],
     metrics: Sequence[str] | None,
     all_rows: bool = True,
+    vectors: Sequence[str] = (),
 ) -> Iterator[Setting]:
     """Yield the settings of all keys but `data.keep` and `data.split`.
 
@@ -147,12 +148,15 @@ def choose_rest(
         supervised: Names of the stages that learn next events, in order.
         metrics: The metrics that the scenario names; None if it names none.
         all_rows: Whether a table has a row for every item; True if the scenario leaves the tables to the rule.
+        vectors: Names of `data.vectors`.
     """
     held_out_events = count_held_out(split)
+    columns = {column.name for column in profile.columns}
+    vectors = [name for name in vectors if name not in columns]  # Such a name is refused when the data are checked.
     yield _choose_history(profile)
-    yield from _choose_tokenizer(profile)
+    yield from _choose_tokenizer(profile, vectors)
     yield from _choose_model(profile, held_out_events)
-    yield _choose_memory(profile, split, all_rows)
+    yield _choose_memory(profile, split, all_rows, vectors)
     yield _choose_tables(profile, held_out_events)
     yield from _choose_stages(profile, held_out_events, supervised, _has_validation(split))
     yield from _choose_evaluation(profile, metrics)
@@ -184,15 +188,15 @@ def _select_texts(profile: DataProfile) -> tuple[list[str], list[str]]:
     return main_texts, other_texts
 
 
-def _choose_tokenizer(profile: DataProfile) -> Iterator[Setting]:
+def _choose_tokenizer(profile: DataProfile, own_vectors: Sequence[str]) -> Iterator[Setting]:
     """Yield the vectors, levels and codes of the tokenizer."""
     main_texts, other_texts = _select_texts(profile)
     reason = (
-        f"items have {', '.join([*main_texts, *other_texts])}"
-        if main_texts or other_texts
+        f"items have {', '.join([*main_texts, *other_texts, *own_vectors])}"
+        if main_texts or other_texts or own_vectors
         else "items have no text to learn from"
     )
-    vectors = [*main_texts, *({name: TEXT_WEIGHT} for name in other_texts), "cooccurrence"]
+    vectors = [*main_texts, *({name: TEXT_WEIGHT} for name in other_texts), *own_vectors, "cooccurrence"]
     yield Setting("tokenizer.vectors", vectors, reason)
     codes = next(codes for max_items, codes in CODES_BY_MAX_ITEMS if profile.items <= max_items)
     while codes > 8 and codes * MIN_ITEMS_PER_CODE > profile.items:
@@ -222,13 +226,15 @@ def _choose_model(profile: DataProfile, held_out_events: int) -> Iterator[Settin
     yield Setting("model.dropout", DENSE_DROPOUT if is_dense else SPARSE_DROPOUT, reason)
 
 
-def _choose_memory(profile: DataProfile, split: Mapping[str, Any], all_rows: bool) -> Setting:
+def _choose_memory(
+    profile: DataProfile, split: Mapping[str, Any], all_rows: bool, own_vectors: Sequence[str]
+) -> Setting:
     """Choose whether the model has a memory, and its voters."""
     if not _has_validation(split):
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     memory: dict[str, Any] = {**MEMORY, "voters": list(MEMORY["voters"])}
     reason = "validation chooses the decay of older events' votes, and fits the weight of transitions and co-occurrence"
-    if signals := [name for names in _select_texts(profile) for name in names]:
+    if signals := [*(name for names in _select_texts(profile) for name in names), *own_vectors]:
         memory["signals"] = signals
         reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)

@@ -193,11 +193,11 @@ def test_a_column_of_vectors_is_a_signal_by_the_cosine_of_what_is_left_of_their_
 @pytest.mark.parametrize(
     ("vectors", "says"),
     [
-        ([[1.0], [1.0, 2.0]], "vectors of 1, 2 numbers; all must be equally long"),
-        ([[0.0] * 300] * 2, "vectors of 300 numbers; all must be equally long, up to 256 numbers"),
+        ([[1.0], [1.0, 2.0]], "vectors of 1 to 2 numbers; they must be equally long"),
+        ([[0.0] * 1025] * 2, "vectors of 1025 numbers; up to 1024 can be compared"),
         ([None, None], "no vector in any row"),
-        ([[1.0, float("nan")], [1.0, 2.0]], "NaN, infinite or missing values in the vectors of 1 items"),
-        ([[1.0, None], [1.0, 2.0]], "NaN, infinite or missing values in the vectors of 1 items"),
+        ([[1.0, float("nan")], [1.0, 2.0]], "NaN, infinite or missing values in 1 rows"),
+        ([[1.0, None], [1.0, 2.0]], "NaN, infinite or missing values in 1 rows"),
     ],
 )
 def test_vectors_that_cannot_be_compared_are_one_line(vectors, says):

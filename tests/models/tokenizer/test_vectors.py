@@ -181,7 +181,7 @@ def test_vectors_that_do_not_fit_the_items_are_one_readable_error(tmp_path):
     with pytest.raises(DataError, match=r"float64 \[19, 3\]; it must be numbers \[20, width\]"):
         vectors(items, seq, "short.npy", tmp_path)
     np.save(tmp_path / "nan.npy", np.full((20, 2), np.nan))
-    with pytest.raises(DataError, match="NaN or infinite values in 20 rows"):
+    with pytest.raises(DataError, match="NaN, infinite or missing values in 20 rows"):
         vectors(items, seq, "nan.npy", tmp_path)
     (tmp_path / "text.npy").write_text("no array")
     with pytest.raises(DataError, match=r"is not a \.npy array"):
@@ -223,13 +223,13 @@ IDS, ROWS = list(range(20)), [[0.5, float(i)] for i in range(20)]
     [
         ({"item_id": [*IDS, 3], "vector": [*ROWS, [9.0, 9.0]]}, "has item 3 twice, in rows 3 and 20"),
         ({"item_id": [*IDS, None], "vector": [*ROWS, [9.0, 9.0]]}, "has no item_id in row 20"),
-        ({"item_id": IDS, "vector": [*ROWS[:18], None, []]}, "no vector for 2 of 20 items, first 18"),
-        ({"item_id": IDS, "vector": [*ROWS[:19], [0.5, None]]}, "NaN or infinite values in 1 rows"),
+        ({"item_id": IDS, "vector": [*ROWS[:18], None, []]}, r"lacks 2 of 20 items, first \[18, 19\]"),
+        ({"item_id": IDS, "vector": [*ROWS[:19], [0.5, None]]}, "NaN, infinite or missing values in 1 rows"),
         ({"item_id": IDS, "vector": [*ROWS[:19], [0.5]]}, "vectors of 1 to 2 numbers"),
         ({"item_id": IDS, "a": ROWS, "b": ROWS}, "one column of lists of numbers, such as vector"),
         ({"item_id": IDS, "v0": [1.0] * 20, "name": ["x"] * 20}, "has item_id, v0, name; besides item_id"),
         ({"item_id": IDS}, "besides item_id it must have one column"),
-        ({"item_id": IDS, "v0": [*IDS[:19], None]}, "NaN or infinite values in 1 rows"),
+        ({"item_id": IDS, "v0": [*IDS[:19], None]}, "NaN, infinite or missing values in 1 rows"),
     ],
 )
 def test_a_vector_file_that_cannot_be_meant_is_one_line_before_anything_starts(tmp_path, columns, said):
