@@ -109,6 +109,7 @@ _COMMANDS = {
     "report": questions.report,
     "evaluate": questions.evaluate,
     "recommend": questions.recommend,
+    "sids": questions.show_sids,
     "score": questions.score,
     "serve": serving.serve,
     "top": serving.top,

@@ -15,6 +15,9 @@ from .seeds import get_seed_dir as get_seed_dir
 from .seeds import resume_seeds as resume_seeds
 from .seeds import run_seed as run_seed
 from .seeds import run_seeds as run_seeds
+from .sids import describe_sids as describe_sids
+from .sids import format_sids as format_sids
+from .sids import render_sids as render_sids
 from .tradeoff import format_curve as format_curve
 from .tradeoff import run_tradeoff as run_tradeoff
 from .trial import format_trial as format_trial

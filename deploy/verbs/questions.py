@@ -162,6 +162,23 @@ def evaluate(
     print(json.dumps(evaluation, indent=1) if as_json else format_evaluation(evaluation))
 
 
+def show_sids(
+    run: RunArg = "last",
+    html: Annotated[Path | None, typer.Option(help="Write a page with a picture to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run's semantic ids are like: how codes are used, and what shares a prefix."""
+    from nonet.atomic import write_whole
+    from nonet.deploy.after import describe_sids, format_sids, render_sids
+
+    facts = describe_sids(run)
+    if html is not None:
+        write_whole(html, render_sids(facts, run).encode())
+    print(json.dumps(facts, indent=1) if as_json else format_sids(facts))
+    if html is not None and not as_json:
+        print(f"\npage       {html}")
+
+
 def recommend(
     run: RunArg = "last",
     like: Annotated[

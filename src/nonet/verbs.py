@@ -33,7 +33,15 @@ ANSWERING_VERBS = (
 ADDING_VERBS = ("items add", "items add --withdraw", "store append")
 """Verbs that add items or events to a finished run."""
 
-VERBS = (*TRAINING_VERBS, *COMPARING_VERBS, *ANSWERING_VERBS, *ADDING_VERBS, "reward test", *STEERING_VERBS)
+VERBS = (
+    *TRAINING_VERBS,
+    *COMPARING_VERBS,
+    *ANSWERING_VERBS,
+    *ADDING_VERBS,
+    "sids",
+    "reward test",
+    *STEERING_VERBS,
+)
 """Commands, commands with an option, and paths of the server that may depend on the kinds of a scenario."""
 
 

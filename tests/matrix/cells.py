@@ -156,6 +156,14 @@ def recommend_for_users(cell: Cell, run: RunFolder, column: str = "member") -> d
     return dict(zip(table["member"].to_pylist(), table["sku"].to_pylist(), strict=True))
 
 
+def check_sids(cell: Cell) -> None:
+    facts = cell.ask("sids", cell.folder.path, "--html", cell.tmp_path / "sids.html")
+    assert facts["items"] == sum(group["items"] for group in facts["groups"]) or len(facts["groups"]) == 12
+    assert all(0 <= level["random"] <= 1 and 0 <= level["neighbours"] <= 1 for level in facts["levels"])
+    assert facts["levels"][-1]["neighbours"] == 0  # ids are distinct
+    assert "<svg" in (cell.tmp_path / "sids.html").read_text()
+
+
 def check_recommendation_of_all(cell: Cell) -> None:
     lists = recommend_for_users(cell, cell.copy_run())
     assert set(lists) == set(cell.shop.user_ids)
@@ -354,6 +362,7 @@ CHECKS: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
         check_recommendation_of_all,
         ("recommend", "RUN", "--users", "FILE", "--out", "OUT"),
     ),
+    "sids": (check_sids, ("sids", "RUN")),
     "/recommend": (check_serving, ("serve", "RUN")),
     "/score": (check_scoring, ("serve", "RUN")),
     "score": (check_scores_of_rows, ("score", "RUN", "--data", "FILE", "--out", "OUT")),

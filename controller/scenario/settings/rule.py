@@ -152,7 +152,9 @@ def choose_rest(
     """
     held_out_events = count_held_out(split)
     columns = {column.name for column in profile.columns}
-    vectors = [name for name in vectors if name not in columns]  # Such a name is refused when the data are checked.
+    vectors = [
+        name for name in vectors if name not in columns
+    ]  # Such a name is refused when the data are checked.
     yield _choose_history(profile)
     yield from _choose_tokenizer(profile, vectors)
     yield from _choose_model(profile, held_out_events)
