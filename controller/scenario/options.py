@@ -61,6 +61,10 @@ def _wrap_labels(value: Any) -> Any:
     return [value] if is_map(value) else value
 
 
+_OWN_ITEM_COLUMNS = ("item", "item_id", "title", "categories", "events", "cooccurrence")
+"""Names of columns of every item table, and of a source of vectors, which `data.vectors` must not take."""
+
+
 class Data(StrictModel):
     """The section `data`: the tables of a scenario, and how they become sequences."""
 
@@ -205,7 +209,10 @@ class Data(StrictModel):
                 raise ValueError(
                     f"vectors.{name}: these are columns of the items table, so name it in data.items"
                 )
-            if not path.endswith((".npy", ".parquet")):
+            if name in _OWN_ITEM_COLUMNS:
+                raise ValueError(f"vectors.{name}: this name has a meaning of its own; choose another one")
+            # A URI may end in options of the file system.
+            if not (path.partition("?")[0] if "://" in path else path).endswith((".npy", ".parquet")):
                 raise ValueError(f"vectors.{name}: {path} must be a .npy or a .parquet file")
         return self
 

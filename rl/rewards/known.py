@@ -60,6 +60,8 @@ class RunData:
     def column(self, name: str) -> np.ndarray:
         """Return a column of the items [I]; text as fixed-width unicode, lists joined by "|".
 
+        Vectors are float32 [I, D], with NaN for an item without one.
+
         Raises:
             ConfigError: There is no such column.
         """

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
-from nonet.samples.tables import MISSING, TableFormat, find_files, identify_file
-from nonet.samples.tokenised import VECTOR_FILES
+import pyarrow as pa
+
+from nonet.samples.tables import MISSING, TableFormat, find_files, identify_file, list_id_names
+from nonet.samples.tokenised import VECTOR_FILES, attach_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class BuildOptions:
     def leaves_out_unknown(self) -> bool:
         """Whether there is an items table, and events whose item it lacks are left out."""
         return self.drop_unknown_items and self.items is not None
+
+    def attach_vectors(self, items: pa.Table) -> pa.Table:
+        """Add the columns of `vectors` to the item table as it was read. Raises DataError if a file does not fit."""
+        return attach_vectors(items, self.vectors, list_id_names(self.columns))
 
     def to_fingerprint(self) -> dict[str, Any]:
         """Return the values whose hash names the working folder, without `missing` and later options that have their default."""

@@ -67,7 +67,6 @@ from nonet.samples.tables import (
     read_parquet_schema,
     refuse_internal_columns,
 )
-from nonet.samples.tokenised import attach_vectors
 
 _PARTITION_ROWS = 1 << 21  # number of rows per partition; each thread holds one partition in memory
 _MAX_THREADS = 4
@@ -188,7 +187,7 @@ class _PreparationJob:
         items, item_columns = None, []
         if self.options.items is not None:
             items = read_items(self.options.items, self.options.table_format)
-            items = attach_vectors(items, self.options.vectors)
+            items = self.options.attach_vectors(items)
             item_columns = read_parquet_schema(self.options.items, "items").names
         check_columns(self.options.columns, [*self.log.names, *item_columns])
         self._check_free_space()

@@ -14,6 +14,8 @@ from nonet.samples.tables import (
     Columns,
     check_columns,
     check_items,
+    count_rows,
+    list_id_names,
     match_rows,
     read_parquet_schema,
     to_table_format,
@@ -59,7 +61,11 @@ def read_sample(
             match_rows(condition, table, name=key)
     if example is None:
         return table, pa.schema([("item_id", table.schema.field("item_id").type)])
-    item_schema = add_vector_fields(_derive_item_schema(example), vectors or {})
+    item_schema = _derive_item_schema(example)
+    if vectors and items is not None:
+        item_schema = add_vector_fields(
+            item_schema, vectors, count_rows(items, "items"), list_id_names(columns)
+        )
     event_type, item_type = (schema.field("item_id").type for schema in (table.schema, item_schema))
     if pa.types.is_integer(event_type) != pa.types.is_integer(item_type):
         raise DataError(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
+
+from nonet.samples.tokenised.vectors import is_vector_type, read_vector_column
+
+pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
 
 
 def read_items(folders: Mapping[str, str]) -> pa.Table:
@@ -16,7 +22,18 @@ def read_items(folders: Mapping[str, str]) -> pa.Table:
 
 
 def as_array(column: pa.ChunkedArray) -> np.ndarray:
-    """Convert an Arrow column to NumPy: numbers stay, text becomes fixed-width unicode, and lists are joined by '|'."""
+    """Convert an Arrow column [I] to NumPy: numbers stay, text becomes fixed-width unicode, and lists are joined by '|'.
+
+    A column of vectors becomes float32 [I, D], with NaN for an item without one; [I, 0] if no item has one.
+    """
+    if is_vector_type(column.type):
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        if not pc.any(pc.greater(lengths, 0)).as_py():
+            return np.empty((len(column), 0), np.float32)
+        values_nD, has_vector = read_vector_column(column, "column")
+        array = np.full((len(column), values_nD.shape[1]), np.nan, np.float32)
+        array[has_vector] = values_nD
+        return array
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return np.array(["|".join(map(str, row or ())) for row in column.to_pylist()], dtype=np.str_)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

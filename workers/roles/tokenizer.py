@@ -61,7 +61,7 @@ from nonet.samples.tables import (
     get_licence_notice,
     read_tables,
 )
-from nonet.samples.tokenised import StoredSequences, attach_vectors
+from nonet.samples.tokenised import StoredSequences
 from nonet.storage import put
 from nonet.workers.devices import HOST, get_device
 from nonet.workers.roles.settings import KnownRun
@@ -173,7 +173,7 @@ class DataSetup:
         """Return the result of `build`, the compressed log, and what was left out."""
         table_format = self.changes.extend_format(self.options.table_format)
         interactions, items = read_tables(self.options.interactions, self.options.items, table_format)
-        items = None if items is None else attach_vectors(items, self.options.vectors)
+        items = None if items is None else self.options.attach_vectors(items)
         (interactions, labels), unknown = self.attach_labels(interactions), None
         if self.options.drop_unknown_items and items is not None:
             interactions = filter_events(interactions, self.options.where)

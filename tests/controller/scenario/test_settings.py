@@ -365,3 +365,45 @@ def test_settings_are_those_of_the_log_that_compression_by_category_makes(tmp_pa
         scenario = made(tmp_path, data={**data, "events": events, "keep": {"item_events": 1}})
         assert f"the median user has {median} training events" in scenario.settings["sparse.tables"]
         assert ("user" in scenario.sparse.tables) is (median >= 20)
+
+
+def test_vectors_of_files_are_sources_of_ids_and_signals():
+    long = profile(60, 40, 30, (ItemColumn("title", "text", 1.0, 1.0),))
+    chosen = {
+        s.path: s.value
+        for s in rule.choose_rest(long, last_out(1), ["pretrain"], None, vectors=["image", "title"])
+    }
+    assert chosen["tokenizer.vectors"] == ["title", "image", "cooccurrence"]
+    assert chosen["model.memory"]["signals"] == ["title", "image"]
+
+
+@pytest.mark.parametrize(
+    ("vectors", "items", "said"),
+    [
+        (
+            {"image": "a.npy"},
+            None,
+            r"vectors.image: these are columns of the items table, so name it in data.items",
+        ),
+        ({"image": "a.csv"}, "i.parquet", r"vectors.image: a.csv must be a .npy or a .parquet file"),
+        ({"image": "a.npy?x=1"}, "i.parquet", "must be a .npy or a .parquet file"),
+        *(
+            ({name: "a.npy"}, "i.parquet", f"vectors.{name}: this name has a meaning of its own")
+            for name in ("title", "categories", "events", "item", "item_id", "cooccurrence")
+        ),
+    ],
+)
+def test_vectors_that_cannot_be_meant_are_refused(vectors, items, said):
+    data = {"interactions": "log.parquet", "vectors": vectors} | ({"items": items} if items else {})
+    with pytest.raises(ConfigError, match=said):
+        make_scenario(document_of(data=data, settings={}))
+
+
+def test_an_address_of_vectors_may_have_options():
+    data = {
+        "interactions": "log.parquet",
+        "items": "i.parquet",
+        "vectors": {"image": "s3://b/a.npy?region=x"},
+    }
+    stages = {"pretrain": {"epochs": 1}}
+    assert make_scenario(document_of(data=data, settings={}, stages=stages)).data.vectors == data["vectors"]

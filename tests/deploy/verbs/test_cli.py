@@ -41,6 +41,7 @@ COMMANDS = {
     "report": "--compare --stage --with --json",
     "evaluate": "--data --column --metrics --stage --json",
     "score": "--data --out --column --json",
+    "sids": "--html --json",
     "recommend": "--like --items --user --top --users --column --out --workers --json",
     "serve": "--port --host --config --monitoring --manifest --image",
     "top": "--every --times",

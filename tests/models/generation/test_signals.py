@@ -190,6 +190,43 @@ def test_a_column_of_vectors_is_a_signal_by_the_cosine_of_what_is_left_of_their_
         extend_signals(signals, make_items(8).slice(0, 1).append_column("vector", pa.array([[1.0, 2.0]])))
 
 
+def compare_all(signals: ItemSignals) -> np.ndarray:
+    """The similarities [I, I, K] of all pairs of items."""
+    n_items = len(signals)
+    prompt, item = np.divmod(np.arange(n_items**2), n_items)
+    profiles = signals.make_profiles(np.arange(n_items), np.arange(n_items), np.ones(n_items), n_items)
+    return profiles.compute_similarities(prompt, item).reshape(n_items, n_items, -1)
+
+
+@pytest.mark.parametrize("order", [["kinds", "a", "b"], ["a", "kinds", "b"], ["b", "a", "kinds"]])
+def test_vectors_are_compared_alike_number_by_number_and_as_a_block_also_without_stored_zeros(
+    order, monkeypatch
+):
+    monkeypatch.setattr("nonet.models.generation.signals._PAIRS", 7)
+    monkeypatch.setattr("nonet.models.tokenizer.signals._CHUNK_NUMBERS", 20)  # 4 vectors at once
+    whole = rng(3, "whole").integers(-1, 2, (ITEMS, 5)).astype(float)
+    whole -= whole.sum(0) / ITEMS
+    whole[0] = -whole[1:].sum(0)
+    whole[1:3] = [[2.0, 0, 0, 0, 0], [-2.0, 0, 0, 0, 0]]  # so that numbers are 0 if the mean is
+    whole -= whole.mean(0)
+    items = make_items().append_column("a", pa.array(whole.tolist(), pa.list_(pa.float32())))
+    items = items.append_column("b", pa.array(make_vectors(1), pa.list_(pa.float32())))
+    signals = compute_signals(items, order)
+    assert len(signals.blocks) == 2
+    got = compare_all(signals)
+    for name, vectors in (("a", whole.tolist()), ("b", make_vectors(1))):
+        mean = np.mean([vector for vector in vectors if vector], 0)
+        assert got[..., order.index(name)] == pytest.approx(compute_centred_cosines(vectors, mean), abs=1e-5)
+    # As earlier versions stored them: without the numbers that are about 0.
+    kept = np.abs(signals.value) > 0.05
+    row = np.concatenate([[0], np.cumsum(kept)])[signals.row]
+    sparse = replace(signals, row=row, word=signals.word[kept], value=signals.value[kept])
+    assert not sparse.blocks
+    exact = replace(signals, value=np.where(kept, signals.value, 0).astype(np.float32))
+    assert len(exact.blocks) == 2
+    assert compare_all(sparse) == pytest.approx(compare_all(exact), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("vectors", "says"),
     [
