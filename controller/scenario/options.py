@@ -18,7 +18,7 @@ from nonet.samples.sequences import COUNT, KINDS, SPAN, Compress, Keep, Labels, 
 from nonet.samples.sources import Source
 from nonet.samples.stores import Join
 from nonet.samples.tables import ROLES, TableFormat
-from nonet.samples.tokenised import StoredSequences
+from nonet.samples.tokenised import VECTOR_FILES, StoredSequences
 from nonet.storage import check_address
 from nonet.suggest import join_names
 from nonet.yaml import is_map
@@ -212,7 +212,7 @@ class Data(StrictModel):
             if name in _OWN_ITEM_COLUMNS:
                 raise ValueError(f"vectors.{name}: this name has a meaning of its own; choose another one")
             # A URI may end in options of the file system.
-            if not (path.partition("?")[0] if "://" in path else path).endswith((".npy", ".parquet")):
+            if not (path.partition("?")[0] if "://" in path else path).endswith(VECTOR_FILES):
                 raise ValueError(f"vectors.{name}: {path} must be a .npy or a .parquet file")
         return self
 

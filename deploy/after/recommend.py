@@ -27,7 +27,7 @@ from nonet.models.ranking import make_tie_order
 from nonet.samples.batches import gather_masked_items
 from nonet.samples.sequences import TEST, Sequences
 from nonet.samples.tables import NONE, compute_keys
-from nonet.suggest import find_close_matches
+from nonet.suggest import find_close_matches, truncate
 from nonet.types import Jagged
 from nonet.workers.roles.evaluation import load_recommender
 
@@ -88,7 +88,7 @@ def format_columns(recommendations: dict[str, Any]) -> str:
     lists = recommendations["columns"].values()
     for rank in range(max(map(len, lists), default=0)):
         cells = [titles[rank] if rank < len(titles) else "" for titles in lists]
-        lines.append(f"{rank + 1:>2}  " + "".join(f"{_truncate(cell, width - 2):<{width}}" for cell in cells))
+        lines.append(f"{rank + 1:>2}  " + "".join(f"{truncate(cell, width - 2):<{width}}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -202,8 +202,3 @@ def _fill_column(values: np.ndarray, count: int) -> np.ndarray:
         return np.full(count, NONE, values.dtype)
     numbers = values[~np.isnan(values)]
     return np.full(count, numbers.max() if len(numbers) else 0, np.float32)
-
-
-def _truncate(text: str, width: int) -> str:
-    """Shorten a text to a number of characters; "…" marks the end of a shortened text."""
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -17,8 +17,7 @@ from nonet.deploy.opened import OpenedRun
 from nonet.deploy.report import ReportTable, TableCell, format_number, load_template
 from nonet.models.generation import Corpus
 from nonet.models.tokenizer import describe_codebooks, number_collisions
-from nonet.samples.tokenised import as_array
-from nonet.suggest import make_printable
+from nonet.suggest import make_printable, truncate
 
 # Shapes: I items, L levels, E (item, neighbour) pairs.
 
@@ -29,21 +28,14 @@ _WIDTH, _BAND = 1000, 44  # Width of the picture and height of a level, in pixel
 _MIN_WIDTH = 0.3  # Width of the smallest part that is drawn, in pixels.
 
 
-def describe_sids(run: str) -> dict[str, Any]:
-    """Describe the semantic ids of a run.
-
-    Args:
-        run: The run's folder, its id, a prefix of its id, or `last`.
+def describe_sids(opened: OpenedRun) -> dict[str, Any]:
+    """Describe the semantic ids of an opened run.
 
     Returns:
         "run", "items", "levels" (number, whether the last one only numbers collisions, codes, used, perplexity, largest share of
         a code, and the shares of neighbours and of random pairs with equal codes up to this level), "distinct" (share of
         distinct ids before collisions), "largest_collision", "groups" by first code, and "new", the items that were added since.
-
-    Raises:
-        ConfigError: The run does not exist, has not tokenised its data, or its model has no semantic ids.
     """
-    opened = OpenedRun.open(run, verb="sids")
     corpus = opened.corpus
     has_number = _has_collision_level(corpus.sids)
     own_IL = corpus.sids[:, :-1] if has_number else corpus.sids
@@ -79,13 +71,7 @@ def format_sids(facts: Mapping[str, Any]) -> str:
         f"{facts['largest_collision']} items share one",
         "",
     ]
-    table = make_level_table(facts)
-    rows = [
-        table.head,
-        *([cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines += _build_level_table(facts).format_lines()
     lines += ["", "largest groups by first code"]
     lines += [
         f"  {group['code']}: {group['items']} items, {group['events']:.1%} of the events: "
@@ -93,22 +79,22 @@ def format_sids(facts: Mapping[str, Any]) -> str:
         for group in facts["groups"][:5]
     ]
     if new := facts["new"]:
-        lines += ["", describe_new(new)]
+        lines += ["", _format_added(new)]
     return "\n".join(lines)
 
 
-def describe_new(new: Mapping[str, Any]) -> str:
+def _format_added(added: Mapping[str, Any]) -> str:
     """Say in a sentence how the items that were added differ from those of the run."""
     drift = (
-        f"; {new['drift']:.1%} would have to change their first code to be spread over the codes as the first items are"
-        if new["items"] >= _MIN_DRIFTED
+        f"; {added['drift']:.1%} would have to change their first code to be spread over the codes as the first items are"
+        if added["items"] >= _MIN_DRIFTED
         else ""
     )
-    return f"items added: {new['items']:,}; {new['shared']:.1%} share all codes but the number with another item{drift}"
+    return f"items added: {added['items']:,}; {added['shared']:.1%} share all codes but the number with another item{drift}"
 
 
-def make_level_table(facts: Mapping[str, Any]) -> ReportTable:
-    """Make the table with a row per level."""
+def _build_level_table(facts: Mapping[str, Any]) -> ReportTable:
+    """Build the table with a row for each level of the ids."""
     rows: list[list[TableCell | str]] = [
         [
             f"{level['level']}{' (number)' if level['collisions'] else ''}",
@@ -124,8 +110,8 @@ def make_level_table(facts: Mapping[str, Any]) -> ReportTable:
     return ReportTable(head, rows)
 
 
-def render_sids(facts: Mapping[str, Any], run: str) -> str:
-    """Render the page of the semantic ids of a run as HTML."""
+def render_sids(facts: Mapping[str, Any], corpus: Corpus) -> str:
+    """Render the result of `describe_sids`, and a picture of the ids, as a page of HTML."""
     groups = ReportTable(
         ["first code", "items", "events", "categories", "items with most events"],
         [
@@ -141,10 +127,10 @@ def render_sids(facts: Mapping[str, Any], run: str) -> str:
     )
     return load_template("sids.html").render(
         facts=facts,
-        new=describe_new(facts["new"]) if facts["new"] else "",
-        levels=make_level_table(facts),
+        new=_format_added(facts["new"]) if facts["new"] else "",
+        levels=_build_level_table(facts),
         groups=groups,
-        picture=draw_prefixes(OpenedRun.open(run, verb="sids").corpus),
+        picture=draw_prefixes(corpus),
     )
 
 
@@ -157,14 +143,12 @@ def draw_prefixes(corpus: Corpus) -> str:
         prefixes = corpus.sids[order_I, : level + 1]
         is_first = np.concatenate([[True], (prefixes[1:] != prefixes[:-1]).any(1)])
         starts = np.flatnonzero(is_first)
-        for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(order_I)], strict=True)):
-            width = (stop - start) * scale
-            if width < _MIN_WIDTH:
-                continue
-            code = " ".join(map(str, prefixes[start]))
-            label = f"{code}: {stop - start} items"
+        sizes = np.diff(starts, append=len(order_I))
+        for number in np.flatnonzero(sizes * scale >= _MIN_WIDTH):
+            start, size = starts[number], sizes[number]
+            label = f"{' '.join(map(str, prefixes[start]))}: {size} items"
             parts.append(
-                f'<rect class="part{number % 2}" x="{start * scale:.1f}" y="{level * _BAND}" width="{width:.1f}" '
+                f'<rect class="part{number % 2}" x="{start * scale:.1f}" y="{level * _BAND}" width="{size * scale:.1f}" '
                 f'height="{_BAND - 3}"><title>{escape(label)}</title></rect>'
             )
     label = f"Prefixes of {len(order_I)} semantic ids, by level"
@@ -203,7 +187,7 @@ def _describe_groups(corpus: Corpus) -> Iterator[dict[str, Any]]:
     """Yield facts about the first codes with most items: their items, share of the events, categories and best known titles."""
     occurs_I, first_I = np.asarray(corpus.transitions.occurs), corpus.sids[:, 0]
     names = corpus.items.column_names
-    titles = as_array(corpus.items["title"] if "title" in names else corpus.items["item_id"])
+    titles = corpus.items["title" if "title" in names else "item_id"]
     sizes = np.bincount(first_I)
     for code in np.argsort(-sizes, kind="stable")[:_MAX_GROUPS]:
         members = np.flatnonzero(first_I == code)
@@ -220,14 +204,13 @@ def _describe_groups(corpus: Corpus) -> Iterator[dict[str, Any]]:
             "items": len(members),
             "events": float(occurs_I[members].sum() / max(1, occurs_I.sum())),
             "words": [_shorten(word) for word, _ in words.most_common(_MAX_WORDS)],
-            "titles": [_shorten(str(titles[item])) for item in known[:_MAX_TITLES]],
+            "titles": [_shorten(str(title)) for title in titles.take(known[:_MAX_TITLES]).to_pylist()],
         }
 
 
 def _shorten(title: str) -> str:
     """Return the beginning of a title without control characters."""
-    title = make_printable(title)
-    return title if len(title) <= _TITLE_WIDTH else f"{title[: _TITLE_WIDTH - 1]}…"
+    return truncate(make_printable(title), _TITLE_WIDTH)
 
 
 def _describe_new_items(first: Corpus, newest: Corpus, n_codes: int) -> dict[str, Any] | None:

@@ -66,6 +66,20 @@ class ReportTable:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
+    def format_lines(self) -> list[str]:
+        """Format the table as lines of text, with columns aligned to the left."""
+        rows = [list(self.head), *([_get_text(cell) for cell in row] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+
+
+def _get_text(cell: TableCell | str) -> str:
+    """Return the text of a cell, with the sign of its tone."""
+    return cell if isinstance(cell, str) else {1: "▲ ", -1: "▼ "}.get(cell.tone or 0, "") + cell.text
+
 
 def build_score_table(report: Report, split: str, search: str, caption: str) -> ReportTable:
     """Build the table with a row for each baseline and stage, and a column for each metric.

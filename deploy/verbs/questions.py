@@ -170,10 +170,12 @@ def show_sids(
     """Show what a run's semantic ids are like: how codes are used, and what shares a prefix."""
     from nonet.atomic import write_whole
     from nonet.deploy.after import describe_sids, format_sids, render_sids
+    from nonet.deploy.opened import OpenedRun
 
-    facts = describe_sids(run)
+    opened = OpenedRun.open(run, verb="sids")
+    facts = describe_sids(opened)
     if html is not None:
-        write_whole(html, render_sids(facts, run).encode())
+        write_whole(html, render_sids(facts, opened.corpus).encode())
     print(json.dumps(facts, indent=1) if as_json else format_sids(facts))
     if html is not None and not as_json:
         print(f"\npage       {html}")

@@ -12,18 +12,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from nonet.errors import DataError
 from nonet.models.generation import ItemSignals
-from nonet.samples.tokenised import check_finite, is_vector_type, read_vector_column
+from nonet.samples.tokenised import check_finite, has_vectors, is_vector_type, read_vector_column
 from nonet.suggest import join_names, suggest_sentence
-
-pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
 
 # Shapes: I items, K signals, F stored words, E (item, word) pairs, n items with a vector, D numbers of a vector.
 
@@ -136,7 +132,7 @@ def extend_signals(signals: ItemSignals, new_items: pa.Table) -> ItemSignals:
     added = _build(signals.names, words, len(new_items), item, number, signal[word], idf[word])
     for k, name in enumerate(signals.names):
         column = new_items[name]
-        if is_vector_type(column.type) and pc.any(pc.greater(pc.list_value_length(column), 0)).as_py():
+        if is_vector_type(column.type) and has_vectors(column):
             is_number = words["signal"].to_numpy() == k
             mean_D = words["mean"].to_numpy()[is_number]
             row, values_nD = _read_numbers(column, f"items: {name!r}", len(mean_D))

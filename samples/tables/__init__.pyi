@@ -43,12 +43,12 @@ from .table_format import MISSING as MISSING
 from .table_format import ROLES as ROLES
 from .table_format import Columns as Columns
 from .table_format import TableFormat as TableFormat
-from .table_format import list_id_names as list_id_names
 from .table_format import to_table_format as to_table_format
 from .tables import check_columns as check_columns
 from .tables import check_events as check_events  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_interactions as check_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import check_items as check_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
+from .tables import list_id_names as list_id_names
 from .tables import read_interactions as read_interactions  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_items as read_items  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .tables import read_tables as read_tables  # pyright: ignore[reportUnknownVariableType]  Arrow has no types

@@ -72,12 +72,6 @@ def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def list_id_names(columns: Columns) -> list[str]:
-    """Return the names that a column of item ids may have in a file beside the tables: that of the tables, and item_id."""
-    own = to_table_format(columns).columns
-    return list(dict.fromkeys([own.get("item") or own.get("item_id") or "item_id", "item_id"]))
-
-
 Columns = Mapping[str, str] | TableFormat | None
 """The argument of readers: the names of columns in the files alone, or the whole format; None for the default format."""
 

@@ -210,6 +210,11 @@ def check_items(table: pa.Table, columns: Columns, label: str) -> pa.Table:
     return table
 
 
+def list_id_names(columns: Columns) -> list[str]:
+    """Return the names that the column of item ids may have in a file beside the tables: that of the tables, and item_id."""
+    return list(dict.fromkeys([_get_sources(columns).get("item_id", "item_id"), "item_id"]))
+
+
 def _get_sources(columns: Columns) -> dict[str, str]:
     """Return the sources of columns by Nonet's names; a role (`user`, `item`, `time`) is replaced by its column's name."""
     sources: dict[str, str] = {}

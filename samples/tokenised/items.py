@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
-from nonet.samples.tokenised.vectors import is_vector_type, read_vector_column
-
-pc: Any = pyarrow.compute  # Its functions are created at import time, so type checkers do not know them.
+from nonet.samples.tokenised.vectors import has_vectors, is_vector_type, read_vector_column
 
 
 def read_items(folders: Mapping[str, str]) -> pa.Table:
@@ -27,8 +23,7 @@ def as_array(column: pa.ChunkedArray) -> np.ndarray:
     A column of vectors becomes float32 [I, D], with NaN for an item without one; [I, 0] if no item has one.
     """
     if is_vector_type(column.type):
-        lengths = pc.fill_null(pc.list_value_length(column), 0)
-        if not pc.any(pc.greater(lengths, 0)).as_py():
+        if not has_vectors(column):
             return np.empty((len(column), 0), np.float32)
         values_nD, has_vector = read_vector_column(column, "column")
         array = np.full((len(column), values_nD.shape[1]), np.nan, np.float32)

@@ -258,6 +258,11 @@ def _locate_items(ids: pa.ChunkedArray, item_id: pa.ChunkedArray, title: str) ->
     return pc.fill_null(found, -1).to_numpy().astype(np.int64)
 
 
+def has_vectors(column: pa.ChunkedArray) -> bool:
+    """Return whether some row of a column of lists has a vector."""
+    return bool(pc.any(pc.greater(pc.list_value_length(column), 0)).as_py())
+
+
 def read_vector_column(column: pa.ChunkedArray, title: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the vectors [n, D] float32 of a column of lists [I], and whether each row has one [I].
 

@@ -49,3 +49,8 @@ def make_printable(text: str) -> str:
     return "".join(
         mark if mark == "\n" or mark.isprintable() else " " if mark.isspace() else "" for mark in text
     )
+
+
+def truncate(text: str, width: int) -> str:
+    """Shorten a text to a number of characters; "…" marks the end of a shortened text."""
+    return text if len(text) <= width else text[: width - 1] + "…"

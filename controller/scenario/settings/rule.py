@@ -152,9 +152,8 @@ def choose_rest(
     """
     held_out_events = count_held_out(split)
     columns = {column.name for column in profile.columns}
-    vectors = [
-        name for name in vectors if name not in columns
-    ]  # Such a name is refused when the data are checked.
+    # A name that the items have already is refused when the data are checked.
+    vectors = [name for name in vectors if name not in columns]
     yield _choose_history(profile)
     yield from _choose_tokenizer(profile, vectors)
     yield from _choose_model(profile, held_out_events)
@@ -190,15 +189,15 @@ def _select_texts(profile: DataProfile) -> tuple[list[str], list[str]]:
     return main_texts, other_texts
 
 
-def _choose_tokenizer(profile: DataProfile, own_vectors: Sequence[str]) -> Iterator[Setting]:
+def _choose_tokenizer(profile: DataProfile, vector_columns: Sequence[str]) -> Iterator[Setting]:
     """Yield the vectors, levels and codes of the tokenizer."""
     main_texts, other_texts = _select_texts(profile)
     reason = (
-        f"items have {', '.join([*main_texts, *other_texts, *own_vectors])}"
-        if main_texts or other_texts or own_vectors
+        f"items have {', '.join([*main_texts, *other_texts, *vector_columns])}"
+        if main_texts or other_texts or vector_columns
         else "items have no text to learn from"
     )
-    vectors = [*main_texts, *({name: TEXT_WEIGHT} for name in other_texts), *own_vectors, "cooccurrence"]
+    vectors = [*main_texts, *({name: TEXT_WEIGHT} for name in other_texts), *vector_columns, "cooccurrence"]
     yield Setting("tokenizer.vectors", vectors, reason)
     codes = next(codes for max_items, codes in CODES_BY_MAX_ITEMS if profile.items <= max_items)
     while codes > 8 and codes * MIN_ITEMS_PER_CODE > profile.items:
@@ -229,14 +228,14 @@ def _choose_model(profile: DataProfile, held_out_events: int) -> Iterator[Settin
 
 
 def _choose_memory(
-    profile: DataProfile, split: Mapping[str, Any], all_rows: bool, own_vectors: Sequence[str]
+    profile: DataProfile, split: Mapping[str, Any], all_rows: bool, vector_columns: Sequence[str]
 ) -> Setting:
     """Choose whether the model has a memory, and its voters."""
     if not _has_validation(split):
         return Setting("model.memory", "off", "no validation events to fit the memory's weight")
     memory: dict[str, Any] = {**MEMORY, "voters": list(MEMORY["voters"])}
     reason = "validation chooses the decay of older events' votes, and fits the weight of transitions and co-occurrence"
-    if signals := [*(name for names in _select_texts(profile) for name in names), *own_vectors]:
+    if signals := [*(name for names in _select_texts(profile) for name in names), *vector_columns]:
         memory["signals"] = signals
         reason += f" and of similarity in {', '.join(signals)}"
     median_events = profile.get_length_quantile(0.5)

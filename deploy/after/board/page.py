@@ -66,13 +66,7 @@ def format_markdown(board: Board) -> str:
 
 def format_summary(board: Board) -> str:
     """Format the summary and the problems of a board as text."""
-    table = _build_summary(board)
-    rows = [list(table.head), *([_get_text(cell) for cell in row] for row in table.rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    return "\n".join([*lines, "", *_list_problems(board)]).rstrip()
+    return "\n".join([*_build_summary(board).format_lines(), "", *_list_problems(board)]).rstrip()
 
 
 def _join_commands(board: Board) -> str:
@@ -311,8 +305,3 @@ def _format_cell(cell: TableCell | str) -> str:
     sign = {1: "▲ ", 0: "", -1: "▼ ", None: ""}[cell.tone]
     small = cell.small if cell.small.startswith("±") or not cell.small else f"({cell.small})"
     return f"{sign}{text} {small}".rstrip().replace("|", "\\|")
-
-
-def _get_text(cell: TableCell | str) -> str:
-    """Return the text of a cell."""
-    return cell if isinstance(cell, str) else {1: "▲ ", -1: "▼ "}.get(cell.tone or 0, "") + cell.text
