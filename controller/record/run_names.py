@@ -8,7 +8,8 @@ it, its id is sufficient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from nonet.storage import (
 )
 from nonet.trust import guard_folder
 
+LAST = "last"
+"""The name that stands for the newest run."""
 _SHOWN_RUNS = 8  # number of runs that an error lists
 
 
@@ -44,7 +47,7 @@ def find_run(run: str | Path) -> RunFolder:
         if _is_run(folder):
             return _open_run(RunFolder(folder.absolute()))
     known_runs = list_runs()
-    if str(run) == "last" and known_runs:
+    if str(run) == LAST and known_runs:
         return _open_run(known_runs[-1])
     matching = [known for known in known_runs if known.id.startswith(str(run))]
     if not matching:
@@ -78,16 +81,50 @@ def list_stored_runs(place: str) -> list[RunFolder]:
     Raises:
         ConfigError: The storage cannot be read, or has no run at the address.
     """
+    names, runs = _fetch_descriptions(place)
+    if not runs:
+        raise ConfigError(
+            f"there is no run at {place}; it has: {', '.join(names[:_SHOWN_RUNS]) or 'nothing'}"
+        )
+    return runs
+
+
+def list_runs_of(scenario_name: str, storage_address: str | None) -> Iterator[RunFolder]:
+    """Yield the runs of scenarios of a name, newest first.
+
+    Args:
+        scenario_name: The name.
+        storage_address: The object storage that the runs are in; None for runs directly under the root of all runs.
+
+    Raises:
+        ConfigError: The storage cannot be read.
+    """
+    if storage_address is None:
+        runs = [run for run in list_runs() if not read_address(run.path)]
+    else:
+        _, runs = _fetch_descriptions(storage_address)
+    # A run stores its scenario as YAML with one key a line; a name is one word.
+    line = re.compile(rf"^name: *['\"]?{re.escape(scenario_name)}['\"]? *$", re.MULTILINE)
+    return (
+        run
+        for run in reversed(runs)
+        if line.search(run.scenario.read_text(encoding="utf-8", errors="replace"))
+    )
+
+
+def find_last_finished(scenario_name: str, storage_address: str | None) -> RunFolder | None:
+    """Return the newest finished run of `list_runs_of`; None if there is none."""
+    return next((run for run in list_runs_of(scenario_name, storage_address) if run.report.exists()), None)
+
+
+def _fetch_descriptions(place: str) -> tuple[list[str], list[RunFolder]]:
+    """Return the names at an address of object storage, and the runs among them, oldest first."""
     try:
         names = open_storage(place, retry_timeout_s=OPENING_TIMEOUT_S).list_names()
         runs = [run for name in names if (run := _fetch_description(place, name)) is not None]
     except StorageError as error:
         raise ConfigError(f"storage: {error}") from None
-    if not runs:
-        raise ConfigError(
-            f"there is no run at {place}; it has: {', '.join(names[:_SHOWN_RUNS]) or 'nothing'}"
-        )
-    return _sort_by_start([run.path for run in runs])
+    return names, _sort_by_start([run.path for run in runs])
 
 
 def _fetch_description(place: str, run_id: str) -> RunFolder | None:

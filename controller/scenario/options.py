@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from nonet.errors import ConfigError
-from nonet.options import Count, Positive, Rate, StrictModel, Word
+from nonet.options import Count, Positive, Rate, Share, StrictModel, Word
 from nonet.samples.batches.graphs import Graph
 from nonet.samples.sequences import COUNT, KINDS, SPAN, Compress, Keep, Labels, Split
 from nonet.samples.sources import Source
@@ -235,6 +235,33 @@ class Init(StrictModel):
         Field(alias="from", description="the run to start from: a folder, an id, a unique prefix, or last"),
     ]
     stage: Annotated[str | None, Field(description="one of its finished stages; by default the last")] = None
+    train: Annotated[
+        Literal["all", "new"],
+        Field(
+            description="the training events: all, or new: those that the run to start from, and those before it, have not "
+            "trained on. With new, `last` is the newest finished run of the same name, and the dense optimizer continues"
+        ),
+    ] = "all"
+    replay: Annotated[
+        Share | None,
+        Field(description="with train: new, the share of events that were trained on before; by default 0.2"),
+    ] = None
+    rate: Annotated[
+        Share | None,
+        Field(
+            description="with train: new, the constant learning rate as a share of the stage's peak; by default 0.1"
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_train(self) -> Init:
+        """Check that options of continued runs are only given to them."""
+        given = [name for name in ("replay", "rate") if getattr(self, name) is not None]
+        if given and self.train == "all":
+            raise ValueError(
+                f"{given[0]}: only runs with train: new have it; add train: new, or leave it out"
+            )
+        return self
 
 
 class Ramp(StrictModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,11 +74,16 @@ def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) ->
         ConfigError: The validation interval is longer than every validated stage.
     """
     chunks = {name: plan.find_chunk(name, "trainer") for name in scenario.stages}
-    data, first_step = facts["data"], facts["init"]["step"] if "init" in facts else 0
+    data, init = facts["data"], facts.get("init", {})
+    counts = {"users": data["users"], "events": data["trained_events"]}
     # Facts of earlier versions have no labelled events; a resumed run keeps its number of steps.
-    stages = make_stage_setups(
-        scenario, data["users"], data["trained_events"], chunks, first_step, data.get("labelled_events")
-    )
+    counts["labelled"] = data.get("labelled_events")
+    if new := data.get("new"):  # a continued run trains on these only
+        counts = {name: new[name] for name in counts}
+    stages = make_stage_setups(scenario, **counts, chunks=chunks, first_step=init.get("step", 0))
+    if init.get("keeps_optimizer"):
+        first = next(iter(stages))
+        stages[first] = replace(stages[first], continues=init["commit"])
     check_validation_interval(scenario, {name: stage.steps for name, stage in stages.items()})
     return stages
 

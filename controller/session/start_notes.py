@@ -99,3 +99,13 @@ def _make_data_notes(facts: Mapping[str, Any]) -> Iterator[str]:
             f"starts from {init['run']} after {init['stage']}: {init['known_users']} of {init['users']} users and "
             f"{init['known_items']} of {init['items']} items are known"
         )
+    if new := facts["data"].get("new"):
+        optimizer = (
+            "continues"
+            if init and init.get("keeps_optimizer")
+            else "begins anew, because the stages differ in it"
+        )
+        yield (
+            f"trains on {new['new']:,} new events and {new['replayed']:,} older ones of {new['users']:,} users; the dense "
+            f"optimizer {optimizer}"
+        )

@@ -3,7 +3,8 @@
 `init: {from: RUN, stage: NAME}` in a scenario and `Session(from_run=, stage=)` both use this module. The keys of sparse rows
 are hashed ids, so users and items that the source run had keep their rows, and new ones get new rows. Semantic ids of known
 items are kept (`nonet.models.tokenizer.known_sids`). Steps continue from those of the source run, as rows record the step
-of their last update.
+of their last update. With `train: new`, the run continues the source run: it trains on the events that are new, and keeps the
+state of the dense optimizer.
 
 The same module fixes what depends on the moment at which a run begins: the files that its source reads, and the run and
 stage that `init` names.
@@ -16,7 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nonet.controller.record import Checkpoints, RunFolder, fetch_artifacts, find_run, read_manifest
+from nonet.controller.record import (
+    LAST,
+    Checkpoints,
+    RunFolder,
+    fetch_artifacts,
+    find_last_finished,
+    find_run,
+    read_manifest,
+)
 from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
@@ -26,6 +35,7 @@ from nonet.workers.roles import KnownRun
 
 # Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
 _UNCOMPARED_OPTIONS = ("dropout", "use")
+_REPLAY = 0.2  # the default of `init.replay`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ class WarmStart:
         commit: The folder of the checkpoint.
         step: The global step of the checkpoint.
         known: The artifacts of the source run, with its users, items and semantic ids.
+        keeps_optimizer: Whether the first stage continues with the state of the checkpoint's dense optimizer.
     """
 
     run: str
@@ -45,6 +56,7 @@ class WarmStart:
     commit: str
     step: int
     known: KnownRun
+    keeps_optimizer: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that `results/tokenise.json` stores as `init`: all but `known`."""
@@ -97,13 +109,22 @@ def resolve_sources(scenario: Scenario) -> Scenario:
         DataError: The files of the source do not exist.
     """
     scenario = _pin_files(scenario)
-    if scenario.init is None:
+    init = scenario.init
+    if init is None:
         return scenario
-    source_run = _find_source_run(scenario.init.source)
-    stage = scenario.init.stage or _find_last_ended_stage(source_run)
+    source = init.source
+    if init.train == "new" and source == LAST:
+        newest = find_last_finished(scenario.name, scenario.storage and scenario.storage.url)
+        if newest is None:
+            raise ConfigError(
+                f"init.from: last: no run of {scenario.name} has finished; `nonet run --continue last` trains the first one on "
+                "all events"
+            )
+        source = read_address(newest.path) or str(newest.path)
+    source_run = _find_source_run(source)
+    stage = init.stage or _find_last_ended_stage(source_run)
     location = read_address(source_run.path) or str(source_run.path)
-    init = Init.model_validate({"from": location, "stage": stage})
-    return scenario.model_copy(update={"init": init})
+    return scenario.model_copy(update={"init": init.model_copy(update={"source": location, "stage": stage})})
 
 
 def _pin_files(scenario: Scenario) -> Scenario:
@@ -160,11 +181,32 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     if facts is None:
         raise ConfigError(f"init: {source_run.id} has no results/tokenise.json; name a run with its results")
     paths = fetch_artifacts(facts["artifacts"])
-    known = KnownRun(
-        source_run.id, paths["sequences"], paths.get("sids"), tuple(facts["tokenizer"].get("codes", ()))
-    )
+    replay = None
+    if init.train == "new":
+        _check_continues(scenario)
+        replay = _REPLAY if init.replay is None else init.replay
+    codes = tuple(facts["tokenizer"].get("codes", ()))
+    known = KnownRun(source_run.id, paths["sequences"], paths.get("sids"), codes, replay)
     step = read_manifest(checkpoint_dir).step
-    return WarmStart(source_run.id, stage, commit=str(checkpoint_dir), step=step, known=known)
+    keeps_optimizer = init.train == "new" and _has_same_optimizer(scenario, source_scenario, stage)
+    return WarmStart(source_run.id, stage, str(checkpoint_dir), step, known, keeps_optimizer)
+
+
+def _check_continues(scenario: Scenario) -> None:
+    """Raise ConfigError if the source of a scenario cannot give new events only."""
+    source = scenario.data.source
+    if not source.spec.trains_new:
+        raise ConfigError(
+            f"init.train: new: data.source: {source.use} reads the files that it names, whichever events the run before has "
+            "trained on; name the new files there, and leave init.train out"
+        )
+
+
+def _has_same_optimizer(scenario: Scenario, source_scenario: Scenario, stage: str) -> bool:
+    """Return whether the first stage trains the same weights with the same optimizer and engine as a stage of the source run."""
+    source_stage, first_stage = source_scenario.stages[stage], next(iter(scenario.stages.values()))
+    ours, theirs = make_run_setup(scenario).engine, make_run_setup(source_scenario).engine
+    return source_stage.optimizer == first_stage.optimizer and ours.get("use") == theirs.get("use")
 
 
 def _find_source_run(run: str) -> RunFolder:

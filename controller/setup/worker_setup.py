@@ -28,6 +28,8 @@ from nonet.workers.roles import SUPERVISED, RunSetup, Schedule, StageSetup
 from nonet.workers.roles.kinds import ROLES
 from nonet.workers.runtime import DistributeWorker, RoleSpec, Shard
 
+_CONTINUED_RATE = 0.1  # the default of `init.rate`
+
 
 def make_run_setup(scenario: Scenario) -> RunSetup:
     """Return the settings of a run that all roles share."""
@@ -251,7 +253,7 @@ def make_stage_setups(
         labelled: The number of training events that each target labels, by stage; by default all events.
     """
     setups: dict[str, StageSetup] = {}
-    base_lr = _make_schedule(next(iter(scenario.stages.values())).lr).peak
+    base_lr = _to_schedule(next(iter(scenario.stages.values())).lr).peak
     size = derive_model_size(scenario)
     has_event_rows = scenario.model.spec.rows == "events"
     for name, stage in scenario.stages.items():
@@ -264,7 +266,7 @@ def make_stage_setups(
         setups[name] = StageSetup(
             name=name,
             first=first_step,
-            lr=_make_schedule(stage.lr),
+            lr=_make_schedule(scenario, name),
             base=base_lr,
             chunk=chunk,
             rolls_out=stage.kind.rolls_out,
@@ -317,6 +319,15 @@ def count_epoch_rows(scenario: Scenario, stage: str, rows: int) -> int:
     return rows if epoch_rows is None else epoch_rows
 
 
-def _make_schedule(lr: float | Schedule) -> Schedule:
+def _make_schedule(scenario: Scenario, stage: str) -> Schedule:
+    """Return the learning rate of a stage, which is a constant share of its peak if a supervised stage trains on new events."""
+    schedule, init = _to_schedule(scenario.stages[stage].lr), scenario.init
+    if init is None or init.train == "all" or scenario.stages[stage].kind.rolls_out:
+        return schedule
+    share = _CONTINUED_RATE if init.rate is None else init.rate
+    return Schedule(peak=share * schedule.peak, warmup=0.0, decay="none")
+
+
+def _to_schedule(lr: float | Schedule) -> Schedule:
     """Return a learning rate as a schedule; a number becomes the peak of the default schedule."""
     return lr if isinstance(lr, Schedule) else Schedule(peak=lr)

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 from nonet.controller.cluster import ClusterView, read_local_view
 from nonet.controller.plan import Plan, plan
 from nonet.controller.record import (
+    LAST,
     RunFolder,
     create_run,
     describe_place,
+    find_last_finished,
     find_run,
     is_ray_job,
+    is_running,
+    list_runs_of,
     open_for_writing,
 )
 from nonet.controller.scenario import (
@@ -25,6 +29,7 @@ from nonet.controller.scenario import (
     load_scenario,
     make_scenario,
     put_value,
+    read_document,
     restore_values,
     to_document,
 )
@@ -32,6 +37,7 @@ from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
+from nonet.storage import read_address
 from nonet.trust import check_folder
 
 if TYPE_CHECKING:
@@ -92,6 +98,62 @@ def scenario(
     """
     loaded, folder = load_scenario(find_scenario(source), changes, stored)
     return ScenarioFile(loaded, folder)
+
+
+def continued_scenario(
+    source: str | Path, parent: str | Path, changes: list[str] | None = None, *, panel: Panel | None = None
+) -> ScenarioFile:
+    """Load a scenario that continues a finished run: it trains on the events that are new since that run.
+
+    What `settings: data` derives from the data is taken from that run.
+
+    Args:
+        source: The name of a shipped scenario, or the path of a scenario's file.
+        parent: The run to continue, or "last" for the newest finished run with the name of the scenario, where its runs are
+            kept. If there is none, the scenario trains on all events. If a newer run was interrupted, it is resumed first.
+        changes: Overrides of scenario keys, each "a.b=c".
+        panel: Where the progress of a resumed run, and notes, are shown; by default standard error.
+
+    Raises:
+        ConfigError: The scenario or the run does not exist, it has not finished, or a run of the scenario is in progress.
+    """
+    if str(parent) != LAST:
+        run = find_run(parent)
+        if not run.report.exists():
+            raise ConfigError(
+                f"--continue {parent}: {run.id} has not finished; continue it with: nonet resume {run.id}"
+            )
+    else:
+        document = read_document(source, changes).document
+        name, storage = str(document.get("name")), document.get("storage")
+        address = storage.get("url") if isinstance(storage, dict) else storage
+        run = next(iter(list_runs_of(name, address)), None)
+        if run is not None and not run.report.exists():
+            run = _finish_interrupted(run, name, address, panel)
+        if run is None:
+            with panel or Panel() as open_panel:
+                open_panel.print_note(f"no run of {name} has finished yet: training on all events")
+            return scenario(source, changes)
+    place = read_address(run.path) or run.path
+    return scenario(source, [*(changes or []), f"init.from={place}", "init.train=new"], stored=run.scenario)
+
+
+def _finish_interrupted(
+    run: RunFolder, name: str, address: str | None, panel: Panel | None
+) -> RunFolder | None:
+    """Resume an interrupted run that has a checkpoint; return the newest finished run of its name, if there is one.
+
+    Raises:
+        ConfigError: The run is in progress.
+    """
+    place = read_address(run.path) or run.path
+    if is_running(run):
+        raise ConfigError(
+            f"--continue last: {run.id} is in progress; wait for it, or stop it: nonet stop {place}"
+        )
+    if list(run.checkpoints.glob("step-*")):
+        resume(place, panel=panel)
+    return find_last_finished(name, address)
 
 
 def start(

@@ -44,30 +44,43 @@ def run(
         bool,
         typer.Option("--detach", help="Run on the cluster at RAY_ADDRESS, and return immediately."),
     ] = False,
+    continued: Annotated[
+        str | None,
+        typer.Option(
+            "--continue",
+            metavar="RUN",
+            help="Train on the events that are new since a finished run, from its weights; last is the newest of this scenario.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario from its tables to its report."""
     from nonet.deploy.run import api
 
+    if continued is not None and (resume or seeds is not None):
+        raise ConfigError("--continue starts one new run; omit --resume and --seeds")
     if seeds is not None:
         if resume or detach:
             raise ConfigError("--seeds resumes unfinished seeds by itself; omit --resume and --detach")
         _run_seeds(scenario, parse_seeds(seeds), change or [], run_dir, as_json)
         return
+    if resume and not detach:
+        print_result(_resume_run(scenario, change, run_dir), as_json)
+        return
+    loaded = (
+        api.scenario(scenario, change)
+        if continued is None
+        else api.continued_scenario(scenario, continued, change)
+    )
     if detach:
-        folder = api.start_detached(
-            api.scenario(scenario, change), run_dir=run_dir, command=_format_command()
-        )
+        folder = api.start_detached(loaded, run_dir=run_dir, command=_format_command())
         print(
             json.dumps({"run": folder.id})
             if as_json
             else f"{folder.id} is running; stop it with: nonet stop {folder.id}"
         )
         return
-    if resume:
-        print_result(_resume_run(scenario, change, run_dir), as_json)
-        return
-    print_result(api.run(api.scenario(scenario, change), run_dir=run_dir, command=_format_command()), as_json)
+    print_result(api.run(loaded, run_dir=run_dir, command=_format_command()), as_json)
 
 
 def resume(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from nonet.models.generation.trie import Trie
 from nonet.models.generation.votes import VoteOptions, Voters, list_memory_files
+from nonet.samples.batches import load_new_events
 from nonet.samples.sequences import Sequences, Transitions
 from nonet.samples.stores import StoreJoins
 from nonet.samples.tokenised import StoredSequences, as_array, read_items
@@ -152,6 +153,8 @@ def load_events(
     if stored:
         store_copy = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
         seq = stored.open_events(folders, seq).load_sequences(store_copy)
+    if "targets" in folders:
+        seq = replace(seq, new_targets=load_new_events(folders["targets"]))
     return add_joins(seq, joins, item_id) if joins else seq
 
 

@@ -80,6 +80,7 @@ class Sequences:
         strict: Whether a sample must not see other events of its own second, whatever their order (for compressed logs).
         folded: The rows of the original log that each event of a compressed log stands for; None for other logs.
         late_labels: Whether the log had labels that arrive later, which gives the files a format of their own.
+        new_targets: Which TRAIN events a continued run trains on [N] bool; None for all; not saved.
     """
 
     user_id: np.ndarray
@@ -100,6 +101,7 @@ class Sequences:
     strict: bool = False
     folded: FoldedRepeats | None = None
     late_labels: bool = False
+    new_targets: np.ndarray | None = None
 
     @cached_property
     def feature_columns(self) -> tuple[str, ...]:
@@ -246,6 +248,7 @@ class Sequences:
             user_key=self.user_key[start:stop],
             graphs=None,  # which have indices of all users
             folded=None if self.folded is None else self.folded.slice_events(first, last),
+            new_targets=None if self.new_targets is None else self.new_targets[first:last],
         )
         if "train_lengths" in self.__dict__:
             part.__dict__["train_lengths"] = self.train_lengths[start:stop]  # keeps the cached property

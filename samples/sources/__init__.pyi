@@ -1,9 +1,9 @@
 from ._prompts import RlPrompts as RlPrompts
 from ._prompts import select_held_out_users as select_held_out_users
-from ._rl_targets import RlTargets as RlTargets
 from ._states import has_states as has_states
 from ._states import read_state as read_state
 from ._states import write_state as write_state
+from ._target_windows import RlTargets as RlTargets
 from .base import SOURCES as SOURCES
 from .base import CountedSource as CountedSource
 from .base import EventNeeds as EventNeeds

@@ -94,6 +94,7 @@ class SampleSource:
             and `until` return.
         explain: Function (options, seed, engine) that returns lines that describe the rows and their order, or its dotted path.
         verbs: The verbs that work for runs with the source.
+        trains_new: Whether a continued run can train on new events only (`Sequences.new_targets`).
     """
 
     open: str | Callable[..., Samples]
@@ -110,6 +111,7 @@ class SampleSource:
     check: Callable[[Options], None] = _skip_check
     explain: str | Callable[[Options, int, str | None], list[str]] = _explain_nothing
     verbs: SupportedVerbs = ALL_VERBS
+    trains_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)

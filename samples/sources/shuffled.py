@@ -1,6 +1,7 @@
 """The run's own events in shuffled epochs: each row once per epoch, in an order that depends on seed, stage and epoch.
 
-Row i of a step goes to rank i mod world. The ledger records which rows are done; there is no other state.
+Row i of a step goes to rank i mod world. The ledger records which rows are done; there is no other state. In a continued run, the
+rows are the users and events that it trains on (`Sequences.new_targets`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nonet.samples.sources._target_windows import TargetWindows
 from nonet.samples.sources.base import SampleRequest, SampleSource
 
 if TYPE_CHECKING:
@@ -65,8 +67,8 @@ class UserWindows(_ShuffledSource):
 
     @property
     def rows(self) -> int:
-        """Number of rows of an epoch: all users."""
-        return len(self.request.events())
+        """Number of rows of an epoch: all users, or those that a continued run trains on."""
+        return len(self.request.events()) if self._new_users is None else len(self._new_users)
 
     @property
     def schema(self) -> Mapping[str, str]:
@@ -84,6 +86,21 @@ class UserWindows(_ShuffledSource):
         target = self.request.target
         return self.request.events().find_targets(target) if target else None
 
+    @cached_property
+    def _new_users(self) -> np.ndarray | None:
+        """The rows of the users that a continued run trains on, ascending; None for a run that trains on all."""
+        seq = self.request.events()
+        return None if seq.new_targets is None else np.unique(seq.find_users(np.flatnonzero(seq.new_targets)))
+
+    @cached_property
+    def _new_windows(self) -> TargetWindows:
+        """The windows of the events that a continued run trains on."""
+        new_targets = self.request.events().new_targets
+        assert new_targets is not None
+        return TargetWindows(
+            self.request, new_targets if self._target is None else new_targets & self._target
+        )
+
     def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
         """Lease a step and return functions that make the batches of a rank's share; see `Samples.batch`."""
         from nonet.samples.batches import (
@@ -95,11 +112,14 @@ class UserWindows(_ShuffledSource):
 
         request, seq = self.request, self.request.events()
         assert request.sids_IL is not None  # Every model that reads sequences of users has semantic ids.
-        target = self._target
         epoch, rows = self._lease_step(step)
+        rank_rows = rows[rank::world]
+        if self._new_users is not None:
+            return self._new_windows.make_batches(self._new_users[rank_rows], epoch)
+        target = self._target
         windows = cut_target_windows(
             seq,
-            rows[rank::world],
+            rank_rows,
             history=request.history,
             stage=request.stage,
             epoch=epoch,
@@ -130,14 +150,15 @@ class EventRows(_ShuffledSource):
 
     @cached_property
     def _training_events(self) -> np.ndarray:
-        """The indices in `_clicks` of the events of the training split."""
+        """The indices in `_clicks` of the events of the training split, or of those that a continued run trains on."""
         from nonet.samples.sequences import TRAIN
 
-        return self._clicks.find_rows(TRAIN)
+        events, new_targets = self._clicks.find_rows(TRAIN), self.request.events().new_targets
+        return events if new_targets is None else events[new_targets[events]]
 
     @property
     def rows(self) -> int:
-        """Number of rows of an epoch: all training events."""
+        """Number of rows of an epoch: all training events, or those that a continued run trains on."""
         return len(self._training_events)
 
     @property
@@ -176,4 +197,4 @@ def explain_shuffled(options: Mapping[str, Any], seed: int, engine: str | None) 
     ]
 
 
-SPEC = SampleSource(open_shuffled, explain=explain_shuffled)
+SPEC = SampleSource(open_shuffled, explain=explain_shuffled, trains_new=True)

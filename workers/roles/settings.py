@@ -283,6 +283,7 @@ class StageSetup:
         precision: Precision of the supervised losses.
         frozen_rows: Whether a supervised stage reads sparse rows without updating them.
         learner: Dotted path of the `StageLearner` class of the stage.
+        continues: Folder of the checkpoint with whose dense optimizer the stage begins; "" for a new optimizer.
     """
 
     name: str
@@ -312,6 +313,7 @@ class StageSetup:
     precision: PrecisionOptions = field(default_factory=PrecisionOptions)
     frozen_rows: bool = False
     learner: str = SUPERVISED
+    continues: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +342,14 @@ class KnownRun:
         sequences: Folder of its sequences.
         sids: Folder of its semantic ids; None for a click model.
         codes: Number of codes per level.
+        replay: Share of events that it had trained on, in a run that trains on new events; None for a run that trains on all.
     """
 
     run: str
     sequences: str
     sids: str | None
     codes: tuple[int, ...]
+    replay: float | None = None
 
     def load_sids(self) -> KnownSids | None:
         """Load the semantic ids that its items keep; None for a click model."""

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.plugins import load_heavy
+from nonet.samples.batches import choose_new_targets, write_new_events
 from nonet.samples.batches.graphs import Graph, Graphs, read_edges
 from nonet.samples.preparation import (
     BuildOptions,
@@ -260,6 +261,32 @@ class DataSetup:
         tables = {name: read_edges(name, graph, ids) for name, graph in self.graphs.items() if graph.table}
         return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
+    def store_new_events(self, root: Path, seq: Sequences) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Store which events a run trains on that continues another one.
+
+        Args:
+            root: Folder of the artifacts.
+            seq: Sequences of the run.
+
+        Returns:
+            {"targets": the artifact} and {"new": the counts as `NewEventCounts.as_dict`}; empty for a run that trains on all.
+
+        Raises:
+            DataError: No training event is new.
+        """
+        known = self.known
+        if known is None or known.replay is None:
+            return {}, {}
+        earlier = Sequences.load(known.sequences)
+        target, counts = choose_new_targets(seq, earlier, known.replay, self.seed, known.run)
+        if not counts.new:
+            raise DataError(
+                f"init.train: new: run {known.run} has trained on all {int((seq.split == TRAIN).sum()):,} training events; add "
+                "newer ones to data.interactions, or leave init.train out"
+            )
+        artifact = store_artifact(root, "targets", lambda folder: write_new_events(folder, target))
+        return {"targets": artifact}, {"new": counts.as_dict()}
+
     def write_memory(self, folder: Path, seq: Sequences, items: pa.Table) -> None:
         """Count transitions and, if they vote, co-occurrence of items in training events; write them and the signals of items.
 
@@ -331,7 +358,10 @@ class Tokeniser(DistributeWorker):
                 root, "transitions", lambda folder: data.write_memory(folder, seq, items)
             ),
         }
+        new_artifact, new_counts = data.store_new_events(root, seq)
+        artifacts |= new_artifact
         facts = describe_data(seq, items, data)
+        facts["data"] |= new_counts
         if data.stored is not None:
             folders = {kind: artifact["path"] for kind, artifact in artifacts.items()}
             facts["data"]["stored"] = data.stored.write(seq, folders)

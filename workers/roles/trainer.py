@@ -128,8 +128,10 @@ class Trainer(DistributeWorker):
 
     @method(stage=Replicate)
     def begin(self, stage: StageSetup) -> None:
-        """Start a stage with a fresh optimizer and a new learner."""
+        """Start a stage with a fresh optimizer, or that of the checkpoint that it continues, and a new learner."""
         self._restart_optimizer(stage)
+        if stage.continues:
+            self.dense.load(Path(stage.continues) / "dense", optimizer=True)
         self._learner = self._make_learner(stage)
         self._learner.begin()
 

@@ -40,9 +40,10 @@ class ClickTokeniser(DistributeWorker):
             return {}
         root = Path(run_folder) / "artifacts"
         seq, items, artifact = make_sequences(data, root)
-        artifacts = {"sequences": artifact}
+        new_artifact, new_counts = data.store_new_events(root, seq)
+        artifacts = {"sequences": artifact, **new_artifact}
         facts = describe_data(seq, items, data)
-        facts["data"] = {**facts["data"], "labels": count_labels(seq)}
+        facts["data"] = {**facts["data"], "labels": count_labels(seq), **new_counts}
         if data.graphs:
             graphs: list[Graphs] = []
             artifacts["graphs"] = store_artifact(

@@ -9,7 +9,7 @@ from ring_world import Ring
 from nonet.samples.batches.prompt_rows import find_rl_events
 from nonet.samples.sequences.sequences import RL
 from nonet.samples.sources._prompts import select_held_out_users
-from nonet.samples.sources._rl_targets import RlTargets
+from nonet.samples.sources._target_windows import RlTargets
 from nonet.samples.sources.base import SampleRequest
 
 

@@ -1,8 +1,7 @@
-"""The prompts of RL stages as supervised targets: the events that are held out for RL, of users that RL trains on.
+"""Windows that end in given target events, and the targets of RL stages as supervised ones.
 
-Finetuning on these targets uses the same events as RL and is therefore the control experiment for RL. A window consists of a few
-of these events and the history before them, so each of them is a target exactly once per epoch and has the same history as its RL
-prompt.
+A window consists of a few targets and the history before them, so each of them is a target exactly once per epoch and has the
+same history as an RL prompt with this target.
 """
 
 # Shapes: N events of all users, B windows. A user row is the index of a user in the sequences.
@@ -25,43 +24,19 @@ if TYPE_CHECKING:
 _TARGET_SPAN_DIVISOR = 2
 
 
-class RlTargets:
-    """Supervised batches of the RL targets, with the interface of an opened source (`Samples`).
-
-    A global step has the targets of `request.rows` users over all ranks. There is no state to save.
+class TargetWindows:
+    """Supervised batches of some target events of users.
 
     Args:
         request: What the stage requests.
+        target: Which events are targets, bool [N].
     """
 
-    def __init__(self, request: SampleRequest):
-        self.request = request
-
-    @property
-    def schema(self) -> Mapping[str, str]:
-        """The meaning of the ids of each sparse feature, by name."""
-        return {"item": "int64 an event", "user": "int64 a sequence"}
-
-    @property
-    def rows(self) -> int:
-        """The number of rows in an epoch: the users that have targets."""
-        return len(self._user_rows)
+    def __init__(self, request: SampleRequest, target: np.ndarray):
+        self.request, self.target = request, target
 
     @cached_property
-    def target(self) -> np.ndarray:
-        """Which events are targets, bool [N]: the RL events of users that are not held out of RL."""
-        from nonet.samples.batches import find_rl_events
-
-        seq = self.request.events()
-        is_target = np.zeros(len(seq.item), bool)
-        events = find_rl_events(seq)
-        is_target[
-            events[~np.isin(seq.find_users(events), select_held_out_users(seq, self.request.seed, events))]
-        ] = True
-        return is_target
-
-    @cached_property
-    def _user_rows(self) -> np.ndarray:
+    def user_rows(self) -> np.ndarray:
         """The user rows of the users that have targets, ascending."""
         return np.unique(self.request.events().find_users(np.flatnonzero(self.target)))
 
@@ -69,7 +44,7 @@ class RlTargets:
         """Cut windows of targets and the history before them, in the order of `users`.
 
         Args:
-            users: User rows.
+            users: User rows; those without targets have no window.
 
         Returns:
             Four arrays [B]: user row, first event, past-the-last event and first target of each window. All targets of a window
@@ -80,6 +55,8 @@ class RlTargets:
         for user in users.tolist():
             start, stop = int(seq.offsets[user]), int(seq.offsets[user + 1])
             targets = start + np.flatnonzero(self.target[start:stop])
+            if not len(targets):
+                continue
             # Targets are in the same window if they are in the same span of `max_span` events from the first target on.
             cuts = np.flatnonzero(np.diff((targets - targets[0]) // max_span)) + 1
             for window_targets in np.split(targets, cuts):
@@ -88,22 +65,14 @@ class RlTargets:
                 windows.append((user, first_event, last_target + 1, first_target))
         return tuple(np.array(windows, np.int64).reshape(-1, 4).T)
 
-    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
-        """Return one function per batch of this rank's share of a step; each call of it builds the batch.
+    def make_batches(self, users: np.ndarray, epoch: int) -> Sequence[Callable[[], SampleBatch]]:
+        """Return one function per batch of the targets of user rows `users`; each call of it builds the batch."""
+        from nonet.samples.batches import count_window_positions, split_by_size
 
-        Args:
-            step: The global step.
-            rank: The data-parallel rank.
-            world: The number of data-parallel ranks.
-        """
-        from nonet.samples.batches import count_window_positions, select_step_rows, split_by_size
-
-        request, seq = self.request, self.request.events()
-        step_rows = min(request.rows, self.rows)
-        epoch, picks = select_step_rows(self.rows, step_rows, request.seed, request.stage, step)
-        windows = self.cut_windows(self._user_rows[picks[rank::world]])
+        windows = self.cut_windows(users)
         user_row, first_event, stop_event, _ = windows
-        parts = split_by_size(count_window_positions(seq, (user_row, first_event, stop_event)), request.chunk)
+        sizes = count_window_positions(self.request.events(), (user_row, first_event, stop_event))
+        parts = split_by_size(sizes, self.request.chunk)
         return [partial(self._make_batch, epoch, *(column[part] for column in windows)) for part in parts]
 
     def _make_batch(
@@ -132,6 +101,58 @@ class RlTargets:
         is_own = events >= np.repeat(first_target, np.diff(offsets))
         batch.loss_mask.values.logical_and_(torch.from_numpy(is_own))
         return batch
+
+
+class RlTargets:
+    """The prompts of RL stages as supervised targets, with the interface of an opened source (`Samples`).
+
+    The targets are the events that are held out for RL, of users that RL trains on. Finetuning on them uses the same events as RL
+    and is therefore the control experiment for RL. A global step has the targets of `request.rows` users over all ranks. There is
+    no state to save.
+
+    Args:
+        request: What the stage requests.
+    """
+
+    def __init__(self, request: SampleRequest):
+        self.request = request
+
+    @property
+    def schema(self) -> Mapping[str, str]:
+        """The meaning of the ids of each sparse feature, by name."""
+        return {"item": "int64 an event", "user": "int64 a sequence"}
+
+    @property
+    def rows(self) -> int:
+        """The number of rows in an epoch: the users that have targets."""
+        return len(self.windows.user_rows)
+
+    @cached_property
+    def windows(self) -> TargetWindows:
+        """The windows of the RL events of users that are not held out of RL."""
+        from nonet.samples.batches import find_rl_events
+
+        seq = self.request.events()
+        is_target = np.zeros(len(seq.item), bool)
+        events = find_rl_events(seq)
+        is_target[
+            events[~np.isin(seq.find_users(events), select_held_out_users(seq, self.request.seed, events))]
+        ] = True
+        return TargetWindows(self.request, is_target)
+
+    def batch(self, step: int, rank: int, world: int) -> Sequence[Callable[[], SampleBatch]]:
+        """Return one function per batch of this rank's share of a step; each call of it builds the batch.
+
+        Args:
+            step: The global step.
+            rank: The data-parallel rank.
+            world: The number of data-parallel ranks.
+        """
+        from nonet.samples.batches import select_step_rows
+
+        step_rows = min(self.request.rows, self.rows)
+        epoch, picks = select_step_rows(self.rows, step_rows, self.request.seed, self.request.stage, step)
+        return self.windows.make_batches(self.windows.user_rows[picks[rank::world]], epoch)
 
     def state(self) -> Mapping[str, Any]:
         """Return an empty state."""
