@@ -14,6 +14,7 @@ from typing import Any
 
 from nonet.atomic import write_arrays
 from nonet.controller.record import (
+    PREVIOUS_RUN,
     Manifest,
     Recorder,
     list_subjects_beside,
@@ -69,6 +70,9 @@ class Pipeline:
             self._shown_users_call = session.evaluator.list_shown_users()
             for name in make_baseline_options(session.scenario):
                 self._evaluate(name, partial(session.evaluator.evaluate_baseline, name))
+            if "new" in session.facts["data"]:
+                checkpoint = session.facts["init"]["commit"]
+                self._evaluate(PREVIOUS_RUN, lambda: session.evaluator.evaluate(PREVIOUS_RUN, checkpoint))
             for name in self._list_done_stages(session.restored):
                 self._evaluate(name, partial(self._rank_checkpoint, name))
                 for subject in list_subjects_beside(name):
@@ -293,7 +297,8 @@ class Pipeline:
         """Compare the stages with the baselines, and write the report."""
         session = self.session
         stages = list(session.stages)
-        baselines = make_baseline_options(session.scenario)
+        baselines = [*make_baseline_options(session.scenario)]
+        baselines += [PREVIOUS_RUN] if "new" in session.facts["data"] else []
         pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
         stages_and_subjects = [(name, subject) for name in stages for subject in list_subjects_beside(name)]
         pairs += [pair for pair in stages_and_subjects if (session.run.results / f"{pair[1]}.npz").exists()]

@@ -16,6 +16,7 @@ import numpy as np
 from nonet.atomic import open_file
 from nonet.controller.cluster import read_isolations
 from nonet.controller.record import (
+    PREVIOUS_RUN,
     CommandQueue,
     RunFolder,
     ValidationRecord,
@@ -51,7 +52,7 @@ def make_report(
     assert facts is not None, "a run has artifacts before it has results"
     # Subjects that are ranked for comparison with a stage, such as its controls; they have no options.
     extra_subjects = {subject: {} for name in scenario.stages for subject in list_subjects_beside(name)}
-    baselines = make_baseline_options(scenario) | extra_subjects
+    baselines = make_baseline_options(scenario) | extra_subjects | {PREVIOUS_RUN: {}}
     comparison = run.read_json("results/comparison.json") or {}
     results = {name: run.read_json(f"results/{name}.json") for name in (*baselines, *scenario.stages)}
     results = {name: result for name, result in results.items() if result}

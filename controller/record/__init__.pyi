@@ -9,6 +9,7 @@ from .folder_lock import FolderLock as FolderLock
 from .journal import cut_journal as cut_journal
 from .journal import read_journal as read_journal
 from .run_folder import CATALOGUES as CATALOGUES
+from .run_folder import PREVIOUS_RUN as PREVIOUS_RUN
 from .run_folder import RunFolder as RunFolder
 from .run_folder import check_no_storage as check_no_storage
 from .run_folder import create_run as create_run

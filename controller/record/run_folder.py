@@ -36,6 +36,10 @@ _FACTS = "results/tokenise.json"  # the results of the tokenise stage
 CATALOGUES = "catalogues.json"
 
 
+PREVIOUS_RUN = "previous_run"
+"""The name of the model that a continued run starts from, which is evaluated beside its stages."""
+
+
 def make_control_name(stage: str) -> str:
     """Return the name of the control of an RL stage that uses as much computation as the stage.
 

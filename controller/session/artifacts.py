@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nonet.controller.plan import Plan
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, check_validation_interval
-from nonet.controller.setup import find_warm_start, make_data_setup, make_stage_setups
+from nonet.controller.setup import find_warm_start, get_trained_counts, make_data_setup, make_stage_setups
 from nonet.deadlines import Deadline
 from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
@@ -74,12 +74,8 @@ def make_run_stages(scenario: Scenario, facts: Mapping[str, Any], plan: Plan) ->
         ConfigError: The validation interval is longer than every validated stage.
     """
     chunks = {name: plan.find_chunk(name, "trainer") for name in scenario.stages}
-    data, init = facts["data"], facts.get("init", {})
-    counts = {"users": data["users"], "events": data["trained_events"]}
-    # Facts of earlier versions have no labelled events; a resumed run keeps its number of steps.
-    counts["labelled"] = data.get("labelled_events")
-    if new := data.get("new"):  # a continued run trains on these only
-        counts = {name: new[name] for name in counts}
+    init = facts.get("init", {})
+    counts = get_trained_counts(facts["data"])
     stages = make_stage_setups(scenario, **counts, chunks=chunks, first_step=init.get("step", 0))
     if init.get("keeps_optimizer"):
         first = next(iter(stages))

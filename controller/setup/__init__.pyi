@@ -22,6 +22,7 @@ from .run_files import resolve_paths as resolve_paths
 from .run_files import write_run as write_run
 from .run_files import write_start as write_start
 from .worker_setup import get_targets as get_targets
+from .worker_setup import get_trained_counts as get_trained_counts
 from .worker_setup import list_between_roles as list_between_roles
 from .worker_setup import list_reward_options as list_reward_options
 from .worker_setup import make_baseline_options as make_baseline_options

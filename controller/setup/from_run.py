@@ -59,8 +59,9 @@ class WarmStart:
     keeps_optimizer: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that `results/tokenise.json` stores as `init`: all but `known`."""
-        return {name: value for name, value in asdict(self).items() if name != "known"}
+        """Return the fields that `results/tokenise.json` stores as `init`: all but `known`, and no false `keeps_optimizer`."""
+        unstored = {"known"} if self.keeps_optimizer else {"known", "keeps_optimizer"}
+        return {name: value for name, value in asdict(self).items() if name not in unstored}
 
 
 def fix_sources(

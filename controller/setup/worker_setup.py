@@ -234,6 +234,22 @@ def _get_own_options(role: Role | None) -> dict[str, Any] | None:
     return (role.own_options or None) if role else None
 
 
+def get_trained_counts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments `users`, `events` and `labelled` of `make_stage_setups` for the data that facts describe.
+
+    Args:
+        facts: The facts about the data, as the tokenise stage reports them.
+    """
+    if new := facts.get("new"):  # a continued run trains on these only
+        return {name: new[name] for name in ("users", "events", "labelled")}
+    # Facts of earlier versions have no labelled events; a resumed run keeps its number of steps.
+    return {
+        "users": facts["users"],
+        "events": facts["trained_events"],
+        "labelled": facts.get("labelled_events"),
+    }
+
+
 def make_stage_setups(
     scenario: Scenario,
     users: int,

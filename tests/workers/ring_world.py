@@ -11,7 +11,7 @@ from tests_ring import make_ring, write_tables
 
 from nonet.controller.scenario.scenario import Scenario, load_scenario
 from nonet.controller.setup.run_files import make_data_setup
-from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
+from nonet.controller.setup.worker_setup import get_trained_counts, make_run_setup, make_stage_setups
 from nonet.embedding.reading.reader import make_update
 from nonet.models.generation.corpus import Corpus
 from nonet.plugins import load_heavy
@@ -76,8 +76,7 @@ class World:
         self.run = make_run_setup(scenario)
         self.stages = make_stage_setups(
             scenario,
-            data["users"],
-            data["trained_events"],
+            **get_trained_counts(data),
             first_step=ring.facts.get("init", {}).get("step", 0),
         )
         self.shard, self.trainer = EmbeddingShard(self.run), get_role(scenario, "trainer", Trainer)(self.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from nonet.controller.scenario.document.library import find_scenario
 from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
 from nonet.controller.setup.own_files import keep_copies
+from nonet.controller.setup.worker_setup import make_stage_setups
 from nonet.errors import ConfigError
 
 
@@ -66,7 +68,7 @@ def test_a_run_keeps_to_the_files_of_its_start_while_their_folder_grows(tmp_path
 def test_init_means_the_last_stage_that_ended_and_is_settled_to_a_folder(runs):
     run = finished(runs)
     scenario = resolve_sources(quickstart("init.from=quick"))
-    assert to_document(scenario)["init"] == {"from": str(run.path), "stage": "finetune"}
+    assert to_document(scenario)["init"] == {"from": str(run.path), "stage": "finetune", "train": "all"}
     start = find_warm_start(scenario)
     assert (start.stage, start.step, start.known.codes) == ("finetune", 200, (64, 64, 64, 3))
     assert start.commit == str(run.checkpoints / "step-000200")
@@ -139,3 +141,70 @@ def test_a_feature_with_a_table_only_in_the_other_run_is_named_with_the_key_to_s
         ConfigError, match=r"the feature 'user' has no sparse table here .* Set sparse\.tables as in"
     ):
         find_warm_start(scenario)
+
+
+def test_a_continued_run_starts_from_the_newest_finished_run_of_its_name(runs):
+    for number, (name, is_finished) in enumerate(
+        [("quickstart-1", True), ("quickstart-2", True), ("quickstart-3", False)]
+    ):
+        run = finished(runs, name)
+        os.utime(run.scenario, (number, number))
+        if is_finished:
+            run.write_json("report.json", {})
+    other = finished(runs, "zoo", scenario=make_scenario({**to_document(quickstart()), "name": "zoo"}))
+    other.write_json("report.json", {})
+    scenario = resolve_sources(quickstart("init.from=last", "init.train=new"))
+    assert scenario.init.source == str(runs / "quickstart-2")
+    assert resolve_sources(quickstart("init.from=last")).init.source == str(runs / "zoo"), "as before"
+    start = find_warm_start(scenario)
+    assert start.known.replay == 0.2
+    assert start.keeps_optimizer
+    assert start.as_dict()["keeps_optimizer"] is True
+    assert find_warm_start(resolve_sources(quickstart("init.from=quickstart-2"))).known.replay is None
+
+
+def test_a_continued_run_of_a_name_without_finished_runs_is_refused(runs):
+    finished(runs, "quickstart-1")
+    with pytest.raises(
+        ConfigError, match=r"init.from: last: no run of quickstart has finished; `nonet run --continue last`"
+    ):
+        resolve_sources(quickstart("init.from=last", "init.train=new"))
+
+
+def test_a_source_that_names_its_files_trains_on_what_it_names(runs, tmp_path):
+    finished(runs)
+    pq.write_table(pa.table({"user_id": [1], "item_id": [[1, 2]]}), tmp_path / "day.parquet")
+    changes = (
+        "init={from: quickstart-1, train: new}",
+        f"data.source={{use: parquet, path: '{tmp_path}/day.parquet'}}",
+    )
+    with pytest.raises(
+        ConfigError, match=r"init.train: new: data.source: parquet reads the files that it names"
+    ):
+        find_warm_start(quickstart(*changes))
+
+
+@pytest.mark.parametrize("option", ["replay: 0.5", "rate: 0.5"])
+def test_options_of_continued_runs_are_refused_for_others(option):
+    with pytest.raises(
+        ConfigError, match=r"only runs with train: new have it; add train: new, or leave it out"
+    ):
+        quickstart(f"init={{from: last, {option}}}")
+
+
+def test_another_optimizer_begins_anew(runs):
+    finished(runs).write_json("report.json", {})
+    changes = "init={from: last, train: new}", "stages.pretrain.optimizer=adamw"
+    assert not find_warm_start(resolve_sources(quickstart(*changes))).keeps_optimizer
+
+
+def test_a_continued_stage_has_a_constant_share_of_its_peak_rate():
+    plain = make_stage_setups(quickstart(), 100, 1000)
+    continued = make_stage_setups(quickstart("init={from: last, train: new}"), 100, 1000)
+    for name, stage in plain.items():
+        rates = [continued[name].lr.compute_rate(step, 50) for step in range(50)]
+        if stage.rolls_out:
+            assert continued[name].lr == stage.lr
+        else:
+            assert set(rates) == {0.1 * stage.lr.peak}
+    assert continued["pretrain"].base == plain["pretrain"].base, "rows learn at a share of their rate, too"

@@ -11,6 +11,7 @@ from tests_ring import make_ring
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.errors import ConfigError
+from nonet.samples.sequences import TRAIN
 from nonet.samples.sources.base import SampleRequest, open_source
 
 
@@ -68,3 +69,54 @@ def test_a_feature_that_it_lacks_is_named(request_of_users):
         ConfigError, match=r"has no feature 'itm'; it has item, user, rating. Did you mean 'item'"
     ):
         open_source({}, replace(request_of_users, features=("itm",)))
+
+
+@pytest.fixture
+def continued(request_of_users):
+    """A request of a continued run that trains on every third event, and these events."""
+    seq = request_of_users.events()
+    new_targets = (np.arange(len(seq.item)) % 3 == 0) & (seq.split == TRAIN) & (seq.user < 25)
+    seq = replace(seq, new_targets=new_targets)
+    return replace(request_of_users, events=lambda: seq), np.flatnonzero(new_targets)
+
+
+def count_steps(source):
+    return -(-source.rows // 10)
+
+
+def test_an_epoch_of_a_continued_run_teaches_each_new_event_once(continued):
+    request, events = continued
+    seq, source = request.events(), open_source({}, request)
+    taught = []
+    for rank in (0, 1):
+        samples = open_source({}, request)
+        for step in range(count_steps(source)):
+            for make in samples.batch(step, rank, 2):
+                batch = make()
+                where = np.flatnonzero(batch.loss_mask.values.numpy())
+                rows = np.searchsorted(batch.loss_mask.offsets.numpy(), where, side="right") - 1
+                users = batch.context["user"].numpy()[rows].tolist()
+                taught += zip(users, batch.time.values.numpy()[where].tolist(), strict=True)
+    users = seq.get_user_keys(seq.find_users(events)).tolist()
+    assert sorted(taught) == sorted(zip(users, seq.time[events].tolist(), strict=True))
+    assert source.rows == len(np.unique(seq.find_users(events))) < len(seq)
+    assert source.ledger.manifest.rows == source.rows
+
+
+def test_a_condition_and_new_events_are_both_required_of_a_target(continued):
+    request, events = continued
+    seq = request.events()
+    seq.targets["liked"] = np.arange(len(seq.item)) % 2 == 0
+    source = open_source({}, replace(request, target="liked"))
+    makes = [make for step in range(count_steps(source)) for make in source.batch(step, 0, 1)]
+    taught = sum(int(make().loss_mask.values.sum()) for make in makes)
+    assert taught == int((events % 2 == 0).sum()) > 0
+    del seq.targets["liked"]
+
+
+def test_the_rows_of_a_continued_click_model_are_the_new_events(continued):
+    request, events = continued
+    request.events().targets["liked"] = np.arange(len(request.events().item)) % 2 == 0
+    source = open_source({}, replace(request, unit="events", target="liked"))
+    assert source.rows == len(events)
+    del request.events().targets["liked"]
