@@ -171,6 +171,18 @@ class Shop:
         path.write_text(yaml.dump(scenario))
         return path
 
+    def write_later_log(self, path: Path, events: int) -> int:
+        """Write the log with further events of each user; return their number."""
+        first = self.log.slice(0, 0)
+        for user in range(USERS):
+            last = self.log.slice((user + 1) * EVENTS - events, events)
+            moved = pa.array(np.asarray(last["moment"]) + (events + 1) * EVENT_MS)
+            first = pa.concat_tables(
+                [first, last.set_column(last.column_names.index("moment"), "moment", moved)]
+            )
+        pq.write_table(pa.concat_tables([self.log, first]), path)
+        return len(first)
+
     def make_backbone(self) -> str:
         """Return the folder of a language model with a tokenizer, which is written once."""
         path = self.folder / "backbone"

@@ -168,6 +168,28 @@ def test_a_run_is_continued_by_resume_and_started_from_by_init(ray_runs, kind, c
 
 
 @every_kind
+def test_a_run_trains_on_what_is_new_since_another(ray_runs, kind, command, tmp_path):
+    shop, run, scenario = ray_runs.open(kind, command)
+    later = shop.write_later_log(tmp_path / "longer.parquet", events=2)
+    words = ("--set", f"data.interactions={tmp_path / 'longer.parquet'}", "--json")
+    code, out, err = command("run", scenario, "--continue", run.path, "--run-dir", tmp_path / "next", *words)
+    assert code == 0, err
+    report, new = json.loads(out), RunFolder(tmp_path / "next").read_facts()["data"]["new"]
+    assert new["new"] == later
+    assert "previous_run" in report["baselines"]
+    stage = next(iter(report["stages"]))
+    assert f"{stage}/previous_run" in report["paired"] or any(
+        "previous_run" in pair for pair in report["paired"]
+    )
+    code, _, err = command(
+        "run", scenario, "--continue", tmp_path / "next", "--run-dir", tmp_path / "third", *words
+    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert "add newer ones to data.interactions" in err
+    assert not (tmp_path / "third").exists()
+
+
+@every_kind
 def test_seeds_are_run_and_combined(ray_runs, kind, command, tmp_path):
     _, _, scenario = ray_runs.open(kind, command)
     code, out, err = command("run", scenario, "--seeds", "1,2", "--run-dir", tmp_path / "seeds", "--json")

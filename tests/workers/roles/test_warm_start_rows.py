@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from ring_world import Ring
@@ -72,3 +74,27 @@ def test_steps_go_on_from_those_of_the_rows(trained):
     scenario, _ = load_scenario(ring.scenario)
     stages = make_stage_setups(scenario, 60, 720, first_step=500)
     assert [stages[name].first for name in stages] == [500, 518, 524]
+
+
+def test_a_stage_continues_with_the_optimizer_of_a_checkpoint_or_with_a_new_one(trained):
+    ring, source, commit = trained
+    world = ring.world()
+    stage = world.stages["pretrain"]
+    world.trainer.begin(replace(stage, continues=str(commit)))
+    kept, expected = (_list_moments(each.trainer) for each in (world, source))
+    assert kept.keys() == expected.keys()
+    assert all(np.array_equal(kept[place], expected[place]) for place in kept)
+    assert any(moment.any() for moment in kept.values())
+    world.trainer.begin(stage)
+    assert not any(moment.any() for moment in _list_moments(world.trainer).values())
+
+
+def _list_moments(trainer):
+    """Return the tensors of the state of a trainer's dense optimizer that are no counts of steps, by parameter and name."""
+    state = trainer.dense.optimizer.state_dict()["state"]
+    return {
+        (index, name): value.numpy().copy()
+        for index, slots in state.items()
+        for name, value in slots.items()
+        if name != "step" and hasattr(value, "numpy")
+    }
