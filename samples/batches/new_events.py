@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nonet.errors import DataError
 from nonet.random import rng
 from nonet.ranges import expand_ranges
 from nonet.samples.sequences import TRAIN, Sequences
@@ -113,10 +114,18 @@ def choose_new_targets(
 
     Returns:
         Which events [N] bool are trained on, and their numbers.
+
+    Raises:
+        DataError: No event is new.
     """
     target = find_new_events(seq, earlier)
     new_count = int(target.sum())
     is_train = np.asarray(seq.split) == TRAIN
+    if not new_count:
+        raise DataError(
+            f"init.train: new: run {run} has trained on all {int(is_train.sum()):,} training events; add newer ones to "
+            "data.interactions, or leave init.train out"
+        )
     old_counts = _count_by_user(seq, is_train & ~target)
     wanted_count = round(replay / (1 - replay) * new_count)
     drawn = rng(seed, "replay", run).permutation(len(seq))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.plugins import load_heavy
-from nonet.samples.batches import choose_new_targets, write_new_events
+from nonet.samples.batches import NewEventCounts, choose_new_targets, write_new_events
 from nonet.samples.batches.graphs import Graph, Graphs, read_edges
 from nonet.samples.preparation import (
     BuildOptions,
@@ -261,6 +261,16 @@ class DataSetup:
         tables = {name: read_edges(name, graph, ids) for name, graph in self.graphs.items() if graph.table}
         return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
+    def choose_new_targets(self, seq: Sequences) -> tuple[np.ndarray, NewEventCounts] | None:
+        """Choose the events [N] that a run trains on that continues another one; None for a run that trains on all.
+
+        Raises:
+            DataError: No training event is new.
+        """
+        if (known := self.known) is None or known.replay is None:
+            return None
+        return choose_new_targets(seq, Sequences.load(known.sequences), known.replay, self.seed, known.run)
+
     def store_new_events(self, root: Path, seq: Sequences) -> tuple[dict[str, Any], dict[str, Any]]:
         """Store which events a run trains on that continues another one.
 
@@ -270,20 +280,10 @@ class DataSetup:
 
         Returns:
             {"targets": the artifact} and {"new": the counts as `NewEventCounts.as_dict`}; empty for a run that trains on all.
-
-        Raises:
-            DataError: No training event is new.
         """
-        known = self.known
-        if known is None or known.replay is None:
+        if (chosen := self.choose_new_targets(seq)) is None:
             return {}, {}
-        earlier = Sequences.load(known.sequences)
-        target, counts = choose_new_targets(seq, earlier, known.replay, self.seed, known.run)
-        if not counts.new:
-            raise DataError(
-                f"init.train: new: run {known.run} has trained on all {int((seq.split == TRAIN).sum()):,} training events; add "
-                "newer ones to data.interactions, or leave init.train out"
-            )
+        target, counts = chosen
         artifact = store_artifact(root, "targets", lambda folder: write_new_events(folder, target))
         return {"targets": artifact}, {"new": counts.as_dict()}
 
@@ -466,8 +466,8 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
     """Check that the sequences have items that are known, users to test, targets to train on and the memory's kinds of events.
 
     Raises:
-        DataError: No item is known to the run that `init` names, no user is left to test, or no training event of a stage is a
-            target. A task may have none.
+        DataError: No item is known to the run that `init` names, or no event is new to it in a run that trains on new events; no
+            user is left to test; or no training event of a stage is a target. A task may have none.
         ConfigError: A kind of event does not exist.
     """
     check_kinds(seq, data.transitions.get("events", ()))
@@ -477,6 +477,7 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
             "of these ids, or leave init out"
         )
     totals = EventTotals.from_sequences(seq)
+    data.choose_new_targets(seq)
     if not totals.events[TEST]:
         raise DataError(
             f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "

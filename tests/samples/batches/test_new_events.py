@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from nonet.errors import DataError
 from nonet.samples.batches.new_events import choose_new_targets, find_new_events
 from nonet.samples.sequences import LABEL_END, NEVER, build_sequences
 from nonet.samples.sequences.sequences import TRAIN
@@ -123,3 +124,11 @@ def test_another_run_replays_other_users():
     first, again, other = (choose_new_targets(seq, earlier, 0.2, 0, run)[0] for run in ("a", "a", "b"))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def test_a_log_without_new_events_is_refused():
+    seq = sequences(draw_log())
+    with pytest.raises(
+        DataError, match=r"init.train: new: run night-1 has trained on all 210 training events; add newer"
+    ):
+        choose_new_targets(seq, sequences(draw_log()), 0.2, 0, "night-1")
