@@ -100,7 +100,7 @@ def scenario(
     return ScenarioFile(loaded, folder)
 
 
-def continued_scenario(
+def load_continued_scenario(
     source: str | Path, parent: str | Path, changes: list[str] | None = None, *, panel: Panel | None = None
 ) -> ScenarioFile:
     """Load a scenario that continues a finished run: it trains on the events that are new since that run.

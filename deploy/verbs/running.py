@@ -70,7 +70,7 @@ def run(
     loaded = (
         api.scenario(scenario, change)
         if continued is None
-        else api.continued_scenario(scenario, continued, change)
+        else api.load_continued_scenario(scenario, continued, change)
     )
     if detach:
         folder = api.start_detached(loaded, run_dir=run_dir, command=_format_command())

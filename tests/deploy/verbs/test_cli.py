@@ -26,7 +26,7 @@ evaluate: {metrics: [auc]}
 """
 
 COMMANDS = {
-    "run": "--set --run-dir --resume --seeds --detach --json",
+    "run": "--set --run-dir --resume --seeds --detach --continue --json",
     "resume": "--set --json",
     "board": "--data --protocol --seeds --budget --run-dir --json",
     "tune": "--space --trials --set --run-dir --parallel --json",

@@ -38,7 +38,7 @@ def get_init(scenario_file):
 
 
 def test_the_first_run_trains_on_all_events_and_says_so(runs, capsys):
-    assert get_init(api.continued_scenario("quickstart", "last")) is None
+    assert get_init(api.load_continued_scenario("quickstart", "last")) is None
     assert "no run of quickstart has finished yet: training on all events" in capsys.readouterr().err
 
 
@@ -46,14 +46,14 @@ def test_the_newest_finished_run_of_the_name_is_continued(runs):
     make_run(runs, 1)
     newest = make_run(runs, 2)
     make_run(runs, 3, name="other")
-    assert get_init(api.continued_scenario("quickstart", "last")) == (str(newest.path), "new")
+    assert get_init(api.load_continued_scenario("quickstart", "last")) == (str(newest.path), "new")
 
 
 def test_a_named_run_is_continued(runs):
     run = make_run(runs, 1)
     make_run(runs, 2)
     changes = ["init.replay=0.5"]
-    continued = api.continued_scenario("quickstart", run.id, changes)
+    continued = api.load_continued_scenario("quickstart", run.id, changes)
     assert get_init(continued) == (str(run.path), "new")
     assert continued.scenario.init.replay == 0.5
 
@@ -63,7 +63,7 @@ def test_a_run_that_has_not_finished_is_not_continued_by_name(runs):
     with pytest.raises(
         ConfigError, match=f"{run.id} has not finished; continue it with: nonet resume {run.id}"
     ):
-        api.continued_scenario("quickstart", run.id)
+        api.load_continued_scenario("quickstart", run.id)
 
 
 def test_a_second_run_at_the_same_time_is_refused(runs):
@@ -74,7 +74,7 @@ def test_a_second_run_at_the_same_time_is_refused(runs):
         with pytest.raises(
             ConfigError, match=f"{run.id} is in progress; wait for it, or stop it: nonet stop"
         ):
-            api.continued_scenario("quickstart", "last")
+            api.load_continued_scenario("quickstart", "last")
     finally:
         lock.close()
 
@@ -89,7 +89,7 @@ def test_an_interrupted_run_is_resumed_first_and_then_continued(runs, monkeypatc
         interrupted.write_json("report.json", {})
 
     monkeypatch.setattr(api, "resume", resume)
-    assert get_init(api.continued_scenario("quickstart", "last")) == (str(interrupted.path), "new")
+    assert get_init(api.load_continued_scenario("quickstart", "last")) == (str(interrupted.path), "new")
     assert resumed == [interrupted.path]
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_passed_over(runs, monke
     finished = make_run(runs, 1)
     make_run(runs, 2, finished=False, checkpoint=False)
     monkeypatch.setattr(api, "resume", lambda *_, **__: pytest.fail("there is nothing to resume"))
-    assert get_init(api.continued_scenario("quickstart", "last")) == (str(finished.path), "new")
+    assert get_init(api.load_continued_scenario("quickstart", "last")) == (str(finished.path), "new")
 
 
 def test_what_follows_from_the_data_is_that_of_the_run_before(runs, tmp_path):
@@ -112,7 +112,7 @@ def test_what_follows_from_the_data_is_that_of_the_run_before(runs, tmp_path):
     document["model"]["width"] = 4 * document["model"]["width"]
     run = make_run(runs, 1)
     run.scenario.write_text(yaml.dump(document))
-    continued = api.continued_scenario(path, "last").scenario
+    continued = api.load_continued_scenario(path, "last").scenario
     assert continued.settings.keys() == first.settings.keys()
     changed = {"model.width"} & set(first.settings)
     assert changed
