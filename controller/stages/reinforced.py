@@ -28,7 +28,7 @@ class ReinforcedKind(StageKind):
 
     plan_name: ClassVar[str] = "rl"
     options: ClassVar[type[StageOptions]] = Reinforced
-    loop: ClassVar[str] = "nonet.controller.stages._loops:run_reinforced"
+    loop: ClassVar[str] = "nonet.controller.stages._reinforced_loop:run_reinforced"
     learner: ClassVar[str] = "nonet.workers.roles.learners:PolicyLearner"
     trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
     rolls_out: ClassVar[bool] = True
