@@ -41,7 +41,7 @@ def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Sto
         False if the user requested a stop before its end.
     """
     stage, has_begun, began = session.stages[name], False, 0.0
-    staleness = int(cast(Reinforced, session.scenario.stages[name]).rollout.get_options().get("staleness", 0))
+    staleness = cast(Reinforced, session.scenario.stages[name]).rollout.drawing.staleness
     overlap: OverlappedSteps | None = None
     try:
         for step, prompts in session.iterate_prompts(name):
