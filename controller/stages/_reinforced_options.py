@@ -88,7 +88,8 @@ class RolloutOptions(Replaceable):
     @property
     def drawing(self) -> _Drawing:
         """The keys that every rollout has."""
-        return self.shipped[self.use].model_validate(self.get_options())
+        options = self.get_options()
+        return _Drawing(**{key: options[key] for key in _Drawing.model_fields})
 
 
 class Mismatch(StrictModel):
