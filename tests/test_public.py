@@ -88,6 +88,7 @@ ROOMS = {
             "cluster",
             "scenario/settings",
             "scenario/document",
+            "scenario/parts",
             "scenario",
             "plan",
             "search",

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
+from threading import Condition
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from nonet.controller.groups.handles import Enter, ignore_phase
 from nonet.deadlines import DEFAULTS, Deadlines
 from nonet.errors import DataError, DeadlineExceeded, NonetError, WorkerFailed, WorkerLost
+from nonet.rl.rewards import BisectedRows
 from nonet.workers.runtime import GroupFuture, PerRank, WorkerGroup, wait_for_results
 
 if TYPE_CHECKING:
@@ -95,16 +96,20 @@ class RewardHandles:
         self.retried = 0
         self._barren_steps: dict[str, set[int]] = {}
         self._stepless_calls = 0
-        self._running_calls, self._count_lock = Counter[str](), Lock()
+        self._running_calls, self._calls_changed = Counter[str](), Condition()
 
     def add(self, name: str, group: WorkerGroup, timeout_s: float) -> None:
         """Add a reward, from the next call on."""
-        self.groups[name], self._timeouts_s[name] = group, timeout_s
+        with self._calls_changed:
+            self.groups[name], self._timeouts_s[name] = group, timeout_s
 
     def remove(self, name: str) -> WorkerGroup:
-        """Remove a reward and return its group, which still runs."""
+        """Remove a reward, wait until no call of `score` computes it, and return its group, which still runs."""
+        with self._calls_changed:
+            group = self.groups.pop(name)
+            self._calls_changed.wait_for(lambda: not self._running_calls[name])
         self._barren_steps.pop(name, None)
-        return self.groups.pop(name)
+        return group
 
     def score(
         self,
@@ -131,15 +136,16 @@ class RewardHandles:
             DataError: A reward scored nothing in three consecutive steps or, if `strict`, has no score for a prompt.
         """
         self._enter(self._stage, "score")
-        groups = {name: group for name, group in list(self.groups.items()) if names is None or name in names}
-        with self._count_lock:
+        with self._calls_changed:
+            groups = {name: group for name, group in self.groups.items() if names is None or name in names}
             earlier_calls = {name: self._running_calls[name] for name in groups}
             self._running_calls.update(list(groups))
         try:
             return self._score(beams, groups, earlier_calls, self._choose_step(step), strict=strict)
         finally:
-            with self._count_lock:
+            with self._calls_changed:
                 self._running_calls.subtract(list(groups))
+                self._calls_changed.notify_all()
 
     def _score(
         self,
@@ -319,11 +325,11 @@ class _RewardCall:
             rank_by_row: The rank that failed on each of these rows.
             prompt_count: The number of all rows.
         """
-        row_sets = [sorted(unscored)]
         budget_s = (_ATTEMPTS - 1) * self._timeout_s  # the first attempt had one `timeout_s`
         until_s = time.monotonic() + float(self._deadlines.step)
-        while row_sets and (remaining_s := until_s - time.monotonic()) > 0:
-            row_set = row_sets.pop()
+        for row_set in (row_sets := BisectedRows(sorted(unscored))):
+            if (remaining_s := until_s - time.monotonic()) <= 0:
+                break
             try:
                 scores, new_failures = self._score_rows(
                     scores, row_set, rank_by_row, prompt_count, min(budget_s, remaining_s)
@@ -331,9 +337,7 @@ class _RewardCall:
             except DeadlineExceeded:  # the time for these rows is over; others may still be scored
                 continue
             except (WorkerLost, WorkerFailed):
-                if len(row_set) > 1:
-                    half = len(row_set) // 2
-                    row_sets += [row_set[half:], row_set[:half]]
+                row_sets.halve(row_set)
                 continue
             for row in row_set:
                 unscored.pop(row, None)

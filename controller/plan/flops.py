@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nonet.controller.plan.resolved import ResolvedRun
-from nonet.controller.scenario import PlannedGroup, StepWork
+from nonet.controller.scenario import StepWork
+from nonet.controller.scenario.parts import PlannedGroup
 
 # By the encoding with which rows are sent: the bytes of a row of the given width. An int8 row has an fp32 scale
 # (embedding/exchange/codecs.py).

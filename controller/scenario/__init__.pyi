@@ -15,7 +15,8 @@ from .options import BetweenStep as BetweenStep
 from .options import Init as Init
 from .options import RewardOptions as RewardOptions
 from .options import is_above_floor as is_above_floor
-from .roles import Role as Role
+from .parts import Role as Role
+from .parts import StepWork as StepWork
 from .scenario import Scenario as Scenario
 from .scenario import flatten_document as flatten_document
 from .scenario import load_scenario as load_scenario
@@ -26,11 +27,8 @@ from .scenario import select_fixed_keys as select_fixed_keys
 from .scenario import to_document as to_document
 from .stage import BatchSize as BatchSize
 from .stage import Best as Best
-from .stage import OwnWorkers as OwnWorkers
-from .stage import PlannedGroup as PlannedGroup
 from .stage import StageKind as StageKind
 from .stage import StageOptions as StageOptions
-from .stage import StepWork as StepWork
 from .stage import Stop as Stop
 from .table_options import check_tables as check_tables
 from .table_options import compute_ttl_steps as compute_ttl_steps

@@ -12,7 +12,7 @@ from typing import Any
 
 from nonet.controller.cluster import Elastic, Pool
 from nonet.controller.scenario.options import RewardOptions
-from nonet.controller.scenario.roles import Role
+from nonet.controller.scenario.parts import Role
 from nonet.controller.scenario.scenario import Scenario
 from nonet.controller.scenario.table_options import check_tables
 from nonet.controller.scenario.validation import check_validation

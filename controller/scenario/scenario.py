@@ -41,7 +41,7 @@ from nonet.controller.scenario.document import (
 )
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.options import Data, Init, StorageOptions, parse_storage, resolve_stores
-from nonet.controller.scenario.roles import Role
+from nonet.controller.scenario.parts import Role
 from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
 from nonet.controller.scenario.sparse import Sparse
 from nonet.controller.scenario.stage import STAGES, StageOptions, find_kind, parse_stage

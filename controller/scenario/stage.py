@@ -8,13 +8,12 @@ loop, which has, is the attribute `loop`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 
-from nonet.controller.scenario.roles import Role
+from nonet.controller.scenario.parts import Role, StageChecks, StagePlanning
 from nonet.errors import ConfigError
 from nonet.options import Positive, Rate, StrictModel, Word
 from nonet.plugins import HERE, PluginFiles, PluginRegistry
@@ -23,9 +22,6 @@ from nonet.verbs import ALL_VERBS, STEERING_VERBS, SupportedVerbs
 from nonet.workers.engines import OptimizerOptions, PrecisionOptions
 from nonet.workers.roles import CHUNK_TOKENS, Schedule
 from nonet.yaml import is_map
-
-if TYPE_CHECKING:
-    from nonet.samples.sequences import Sequences
 
 
 class Stop(StrictModel):
@@ -141,76 +137,10 @@ class StageOptions(StrictModel):
         return self._files.make_absolute(self.use or self.kind_name)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnWorkers:
-    """A group of workers that only one stage has: those of a reward, or of a step between rollout and rewards.
+class StageKind(StagePlanning, StageChecks):
+    """A kind of stage: its keys, loop and learner, what a plan computes of its stages, and the checks of what they need.
 
-    Attributes:
-        name: The name of the group.
-        where: The path in the scenario of the options of the group, for messages.
-        pool: The name of the pool; None for the default.
-        workers: The number of workers.
-    """
-
-    name: str
-    where: str
-    pool: str | None
-    workers: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """An upper bound of the work of one step, from the options of the stage and the shape of the model.
-
-    Attributes:
-        steps: The number of steps of the stage; 0 if it is known only after the data are read.
-        flops: The number of floating-point operations of a step, by role.
-        events: The number of events whose sparse rows are read in a step.
-        row_directions: 1 if rows are only pulled; 2 if gradients are also pushed back.
-        beam_bytes: The number of bytes of the beams that rollouts send in a step.
-    """
-
-    steps: int
-    flops: Mapping[str, float]
-    events: float
-    row_directions: int
-    beam_bytes: float = 0.0
-
-
-class PlannedGroup(Protocol):
-    """The attributes of a planned group of processes that a stage kind may use."""
-
-    @property
-    def name(self) -> str:
-        """The name of the group."""
-        ...
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that each process of the group holds."""
-        ...
-
-    @property
-    def resource(self) -> str:
-        """Ray's name of the device; "CPU" on cpu."""
-        ...
-
-    @property
-    def workers(self) -> int:
-        """The number of workers."""
-        ...
-
-    @property
-    def devices(self) -> float:
-        """The number of devices per worker; 0 on cpu."""
-        ...
-
-
-class StageKind:
-    """A kind of stage: its keys, loop and learner.
-
-    By default, trainers learn from batches, and rollouts are idle. Methods receive the options of
-    one stage, an instance of `options`, as `stage_options`.
+    Methods receive the options of one stage, an instance of `options`, as `stage_options`.
 
     Attributes:
         plan_name: The name of the kind in plans.
@@ -256,72 +186,6 @@ class StageKind:
         """
         return False
 
-    def list_phases(self, stage_options: Any) -> dict[str, tuple[str, ...]]:
-        """Return the roles that work at the same time, by phase; all other roles are idle in the phase.
-
-        Args:
-            stage_options: The options of the stage.
-
-        Returns:
-            The names of roles by phase; "reward" stands for all workers that the stage adds.
-        """
-        return {"train": ("trainer", "embedding", "evaluator")}
-
-    def list_own_workers(self, stage: str, stage_options: Any) -> Iterator[OwnWorkers]:
-        """Yield the groups of workers that only this stage has.
-
-        Args:
-            stage: The name of the stage.
-            stage_options: The options of the stage.
-        """
-        return iter(())
-
-    def list_item_columns(self, stage_options: Any) -> tuple[str, ...]:
-        """Return the names of the item columns that the stage reads."""
-        return ()
-
-    def check_items(self, name: str, stage_options: Any, items: Any) -> None:
-        """Check that the items have what the stage reads of them.
-
-        Args:
-            name: The name of the stage.
-            stage_options: The options of the stage.
-            items: The item table (`pyarrow.Table`); without rows if only its columns are known.
-
-        Raises:
-            ConfigError: The items lack a column, or no item may be recommended.
-        """
-
-    def check_groups(self, name: str, stage_options: Any, groups: tuple[PlannedGroup, ...]) -> None:
-        """Check that the stage can run in the groups that are planned for it.
-
-        Args:
-            name: The name of the stage.
-            stage_options: The options of the stage.
-            groups: The groups that work in the stage.
-
-        Raises:
-            ConfigError: The stage cannot run in these groups.
-        """
-
-    def check_data(self, name: str, stage_options: Any, seq: Sequences) -> None:
-        """Check that the data contain something to learn from in the stage.
-
-        Args:
-            name: The name of the stage.
-            stage_options: The options of the stage.
-            seq: The sequences of all users.
-
-        Raises:
-            ConfigError: The data contain nothing to learn from.
-        """
-
-    # --- sizes ------------------------------------------------------------------------------------------------------
-
-    def get_width(self, stage_options: Any) -> int:
-        """Return the number of beams per prompt; 0 if the stage does not roll out."""
-        return 0
-
     def make_rollout_options(self, stage_options: Any) -> dict[str, Any]:
         """Return the options that rollouts receive, among them `width`, the number of beams per prompt."""
         return {"width": self.get_width(stage_options)}
@@ -329,78 +193,6 @@ class StageKind:
     def make_scenes(self, stage_options: Any) -> Any:
         """Return the scenes of the prompts (`SceneSetup`); None if the stage has no scenes."""
         return None
-
-    def needs_reference(self, stage_options: Any) -> bool:
-        """Return whether trainers keep a copy of the weights from the start of the stage, as a reference policy."""
-        return False
-
-    def count_old_versions(self, stage_options: Any) -> int:
-        """Return how many published versions of the weights trainers keep, to correct for rollouts of older versions."""
-        return 0
-
-    def count_stored_row_steps(self, stage_options: Any) -> int:
-        """Return for how many steps trainers store the old values of the sparse rows that these steps change; 0 if none."""
-        return 0
-
-    def find_least_users(self, stage_options: Any) -> tuple[int | None, str]:
-        """Return the number of users of a step, None if the scenario does not fix it, and the key that sets it."""
-        return None, "users"
-
-    def count_unit_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
-        """Return the number of positions of one unit of work, which a chunk does not cut: 1 position, or a whole prompt.
-
-        Args:
-            scenario: The scenario.
-            stage_options: The options of the stage.
-            size: The shape of the model.
-        """
-        return 1.0
-
-    def count_units(self, stage_options: Any, workers: int) -> int | None:
-        """Return an upper bound of the number of units (`count_unit_tokens`) that a worker has in a step.
-
-        Args:
-            stage_options: The options of the stage.
-            workers: The number of workers.
-
-        Returns:
-            The number of units; None if it follows only from the data.
-        """
-        return None
-
-    @abstractmethod
-    def count_step_tokens(self, scenario: Any, stage_options: Any, size: Any) -> float:
-        """Return an upper bound of the number of positions of a step, over all workers.
-
-        Args:
-            scenario: The scenario.
-            stage_options: The options of the stage.
-            size: The shape of the model.
-        """
-        raise NotImplementedError
-
-    def derive_sizes(
-        self, stage_options: Any, workers: Mapping[str, int], chunks: Mapping[str, int]
-    ) -> dict[str, Any]:
-        """Return the sizes of a step, a worker and a chunk that a plan prints, by description.
-
-        Args:
-            stage_options: The options of the stage.
-            workers: The number of workers of each role.
-            chunks: The number of units in a chunk of each role; 0 if the role has no chunks.
-        """
-        return {}
-
-    @abstractmethod
-    def estimate_work(self, scenario: Any, stage_options: Any, size: Any) -> StepWork:
-        """Estimate the work of a step.
-
-        Args:
-            scenario: The scenario.
-            stage_options: The options of the stage.
-            size: The shape of the model.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def compute_lengths(self, stage_options: Any, users: int, events: int) -> dict[str, Any]:

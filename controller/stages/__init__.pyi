@@ -3,8 +3,6 @@ from ._control import train_control as train_control
 from ._loops import probe_rewards as probe_rewards
 from ._loops import run_stage as run_stage
 from ._loops import try_rewards as try_rewards
-from ._overlap import run_overlapped as run_overlapped
-from ._prompt_groups import PromptGroups as PromptGroups
 from ._reinforced_options import Reinforced as Reinforced
 from ._rerank import rerank as rerank
 from .supervised import Supervised as Supervised

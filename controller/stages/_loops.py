@@ -1,32 +1,25 @@
-"""The shipped stages: supervised (pretrain, finetune) and reinforced (rl), as loops over a `Session`."""
+"""The loop of supervised stages (pretrain, finetune), and the trials and comparisons of rewards around RL stages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
-from nonet.controller.stages._asynchronous import run_asynchronous
 from nonet.controller.stages._policy_scores import (
     compute_prompt_weights,
     compute_weighted_total,
     probe_prompts,
-    rescore_candidates,
-    score_validation,
 )
-from nonet.controller.stages._reinforced_options import Reinforced
 from nonet.controller.stages._step_report import (
     StepReport,
     Stopped,
     compute_machine_metrics,
     finish_stage,
-    note_quarantined,
     record_report,
-    report_policy_step,
 )
 from nonet.controller.stages.supervised import CHUNK_STEPS
 from nonet.plugins import load_heavy
@@ -101,39 +94,6 @@ def _average_extra_metrics(records: Sequence[Mapping[str, float]]) -> dict[str, 
     if "scale" in last:
         metrics["scale"] = last["scale"]
     return metrics
-
-
-def run_reinforced(session: Session, name: str, recorder: Recorder, stopped: Stopped) -> bool:
-    """Run an RL stage: each step generates beams for prompts, scores them and updates the policy.
-
-    Returns:
-        False if the user requested a stop before its end.
-    """
-    if cast(Reinforced, session.scenario.stages[name]).rollout.get_options().get("staleness"):
-        return run_asynchronous(session, name, recorder, stopped)
-    stage = session.stages[name]
-    has_begun = False
-    for step, prompts in session.iterate_prompts(name):
-        if not has_begun:
-            recorder.begin(name, stage.steps, step)
-            recorder.record_metrics(name, step, score_validation(session, name, step))
-            has_begun = True
-        if session.steering.pop_changed():
-            rescore_candidates(session, name, recorder)
-        began = time.perf_counter()
-        with session.trace.record_span(f"{name}.generate and score", step=step):
-            beams = session.rollout.generate(prompts)
-            scores = session.reward.score(beams)
-            note_quarantined(session, recorder, name, step, scores)
-        with session.trace.record_span(f"{name}.update", step=step):
-            record = session.trainer.update(stage, step, beams, scores)
-        session.publish()
-        report = report_policy_step(session, name, step, record, time.perf_counter() - began)
-        state = record_report(session, recorder, name, report, stopped)
-        if state != "running":
-            return state == "ended"
-    finish_stage(session, recorder, name, stage.steps)
-    return True
 
 
 def try_rewards(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +13,7 @@ from nonet.plugins import PluginRegistry
 from nonet.replaceable import Replaceable
 from nonet.rl.algorithms import ALGORITHMS
 from nonet.suggest import suggest_inline
-from nonet.workers.roles import Schedule
+from nonet.workers.roles import SceneSetup, Schedule
 
 
 class AlgorithmOptions(Replaceable):
@@ -83,6 +84,12 @@ class RolloutOptions(Replaceable):
         "sample": SampledRollout,
         "gumbel": _Drawing,
     }
+
+    @property
+    def drawing(self) -> _Drawing:
+        """The keys that every rollout has."""
+        options = self.get_options()
+        return _Drawing(**{key: options[key] for key in _Drawing.model_fields})
 
 
 class Mismatch(StrictModel):
@@ -185,7 +192,8 @@ class Reinforced(StageOptions):
     best: Annotated[
         Best | Literal["last"],
         Field(
-            description="which step is selected by the validations, by default {by: reward, least: 0.98}; last: the last step"
+            description=f"which step is selected by the validations, by default {{by: {Best().by}, least: {Best().least}}}; "
+            "last: the last step"
         ),
     ] = Best()
     control: Annotated[
@@ -202,6 +210,34 @@ class Reinforced(StageOptions):
             description="how many prompts of held-out users, drawn by the seed, rewards are compared on before and after"
         ),
     ] = 2000
+
+    def count_prompts(self) -> int:
+        """Return the number of prompts of a step: the stage's users, increased if the algorithm drops some prompts."""
+        return math.ceil(self.users * self.algorithm.spec.oversample(self.algorithm.get_options()))
+
+    def make_scenes(self) -> SceneSetup | None:
+        """Return the scenes of the stage.
+
+        A stage without scenes whose rollout has a catalogue gets one scene for all prompts. A stage with neither gets None.
+        """
+        default_catalogue, scenes = self.rollout.drawing.catalogue, self.scenes
+        if scenes is None:
+            one_scene = SceneSetup(column="", names=(), catalogue=(default_catalogue,), weights=())
+            return one_scene if default_catalogue else None
+        # By scene: weight 0 for each reward that the scene does not list, and the weights that it replaces.
+        scene_weights = [
+            dict.fromkeys(
+                set(self.rewards) - set(self.rewards if scene.rewards is None else scene.rewards),
+                0.0,
+            )
+            | scene.weights
+            for scene in scenes.of.values()
+        ]
+        catalogues = (
+            *(scene.catalogue or default_catalogue for scene in scenes.of.values()),
+            default_catalogue,
+        )
+        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(scene_weights))
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Reinforced:

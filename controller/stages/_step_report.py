@@ -65,10 +65,9 @@ def report_policy_step(
     record: Mapping[str, float],
     seconds: float,
     *,
-    more: Mapping[str, float] | None = None,
-    probe: Callable[[], Mapping[str, float]] | None = None,
+    more: Mapping[str, float],
 ) -> StepReport:
-    """Return the report of one RL step.
+    """Return the report of one RL step, whose probe scores the lists that held-out users would be served after the step.
 
     Args:
         session: The session.
@@ -77,25 +76,20 @@ def report_policy_step(
         record: Record of the update.
         seconds: Wall-clock time of the step.
         more: Further metrics to show.
-        probe: Computes metrics of held-out users; by default `probe_policy`.
     """
+    done = step + 1
     shown = _add_pool_to_names(session, drop_machine_entries(record)) | {
         "rows/s": record["prompts"] / seconds
     }
     return StepReport(
         first=step,
-        done=step + 1,
+        done=done,
         records=[record],
-        shown=shown | dict(more or {}),
+        shown=shown | dict(more),
         further=compute_machine_metrics([record]),
         absent=session.rollout.absent,
-        probe=probe or (lambda: probe_policy(session, stage, step + 1)),
+        probe=lambda: score_held_out(session, stage, done) | score_validation(session, stage, done),
     )
-
-
-def probe_policy(session: Session, stage: str, done: int) -> dict[str, float]:
-    """Return metrics of the lists that held-out users and validation prompts would be served after `done` steps."""
-    return score_held_out(session, stage, done) | score_validation(session, stage, done)
 
 
 def record_report(

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nonet.controller.scenario import OwnWorkers, PlannedGroup, StageKind, StageOptions, StepWork
-from nonet.controller.stages._reinforced_options import BeamRollout, Reinforced
-from nonet.errors import ConfigError
+from nonet.controller.scenario import StageKind, StageOptions, StepWork
+from nonet.controller.scenario.parts import OwnWorkers
+from nonet.controller.stages._reinforced_checks import ReinforcedChecks
+from nonet.controller.stages._reinforced_options import Reinforced
 from nonet.workers.roles import SceneSetup
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from nonet.controller.scenario import Scenario
     from nonet.models import ModelSize
-    from nonet.samples.sequences import Sequences
 
 _FORWARD, _TRAINED = 2.0, 6.0  # FLOPs per parameter and position of a forward pass, and of a training step
 _BEAM_BYTES = 8  # bytes per beam and level: the code and its log-probability
 _ITEM_BYTES = 30  # bytes per beam: the item, the validity flag and the other fields
 
 
-class ReinforcedKind(StageKind):
+class ReinforcedKind(ReinforcedChecks, StageKind):
     """The kind of stages that run a fixed number of RL steps: generate beams, score them and update the policy."""
 
     plan_name: ClassVar[str] = "rl"
     options: ClassVar[type[StageOptions]] = Reinforced
-    loop: ClassVar[str] = "nonet.controller.stages._loops:run_reinforced"
+    loop: ClassVar[str] = "nonet.controller.stages._reinforced_loop:run_reinforced"
     learner: ClassVar[str] = "nonet.workers.roles.learners:PolicyLearner"
     trainer_phases: ClassVar[tuple[str, str]] = ("update", "publish")
     rolls_out: ClassVar[bool] = True
@@ -45,7 +42,7 @@ class ReinforcedKind(StageKind):
 
     def list_phases(self, stage_options: Reinforced) -> dict[str, tuple[str, ...]]:
         """Return the roles that work at the same time, by phase; stale rollouts overlap with the update in one phase."""
-        if stage_options.rollout.get_options().get("staleness"):
+        if stage_options.rollout.drawing.staleness:
             return {"rollout + update": ("rollout", "reward", "trainer", "embedding", "evaluator")}
         return {
             "rollout": ("rollout", "evaluator"),
@@ -64,84 +61,17 @@ class ReinforcedKind(StageKind):
             path = f"stages.{stage}.between.{index}"
             yield OwnWorkers(f"{stage}.between.{index}", path, step.pool, step.workers)
 
-    def check_items(self, name: str, stage_options: Reinforced, items: pa.Table) -> None:
-        """Raise ConfigError if a catalogue names a column that the items lack, or holds for no item."""
-        if (setup := self.make_scenes(stage_options)) is not None:
-            try:
-                setup.find_allowed_items(items)
-            except ConfigError as error:
-                raise ConfigError(f"stages.{name}: {error}") from None
-
-    def check_groups(self, name: str, stage_options: Reinforced, groups: tuple[PlannedGroup, ...]) -> None:
-        """Raise ConfigError if stale rollouts share the trainer's weights."""
-        staleness = stage_options.rollout.get_options().get("staleness")
-        if staleness and any({"rollout", "trainer"} <= set(group.roles) for group in groups):
-            raise ConfigError(
-                f"stages.{name}.rollout.staleness: {staleness} wants a rollout with weights of its own, and here it shares the "
-                "trainer's live ones: set roles.rollout: {workers: 1} (and roles.embedding: {workers: 1}), or staleness: 0"
-            )
-
-    def check_data(self, name: str, stage_options: Reinforced, seq: Sequences) -> None:
-        """Raise ConfigError if the data lack the feedback column, RL events or the values of scenes."""
-        from nonet.samples.batches import find_rl_events
-        from nonet.samples.sequences import RL
-
-        column = stage_options.algorithm.spec.feedback_column(stage_options.algorithm.get_options())
-        if column is not None and column not in seq.columns:
-            columns = ", ".join(seq.columns) or "none"
-            raise ConfigError(
-                f"stages.{name}.algorithm.feedback is {column!r}; it must be a numeric column of the interactions: {columns}"
-            )
-        if not (seq.split == RL).any():
-            raise ConfigError(
-                f"stages.{name} needs events held out for RL: set data.split.rl, e.g. rl: 5, or rl: 7d with use: time"
-            )
-        if not len(find_rl_events(seq)):
-            raise ConfigError(
-                f"stages.{name}: all {int((seq.split == RL).sum())} events held out for RL return to an item their user has "
-                "seen, and seen items are masked: set data.repeats: allow, or hold out more with data.split.rl"
-            )
-        if (setup := self.make_scenes(stage_options)) is None:
-            return
-        scene_by_event = setup.find_scenes(seq, find_rl_events(seq))
-        for scene_index, scene_name in enumerate(setup.names):
-            if not (scene_by_event == scene_index).any():
-                raise ConfigError(
-                    f"stages.{name}.scenes.of.{scene_name}: no RL event has {scene_name!r} as its {setup.column}"
-                )
-
     def get_width(self, stage_options: Reinforced) -> int:
         """Return the number of beams that are generated for each prompt."""
-        return int(stage_options.rollout.get_options().get("width", BeamRollout().width))
+        return stage_options.rollout.drawing.width
 
     def make_rollout_options(self, stage_options: Reinforced) -> dict[str, Any]:
         """Return the options of the rollout."""
         return {"use": stage_options.rollout.use, **stage_options.rollout.get_options()}
 
     def make_scenes(self, stage_options: Reinforced) -> SceneSetup | None:
-        """Return the scenes of a stage.
-
-        A stage without scenes whose rollout has a catalogue gets one scene for all prompts. A stage with neither gets None.
-        """
-        default_catalogue, scenes = stage_options.rollout.get_options().get("catalogue"), stage_options.scenes
-        if scenes is None:
-            one_scene = SceneSetup(column="", names=(), catalogue=(default_catalogue,), weights=())
-            return one_scene if default_catalogue else None
-        # By scene: weight 0 for each reward that the scene does not list, and the weights that it replaces.
-        scene_weights = [
-            dict.fromkeys(
-                set(stage_options.rewards)
-                - set(stage_options.rewards if scene.rewards is None else scene.rewards),
-                0.0,
-            )
-            | scene.weights
-            for scene in scenes.of.values()
-        ]
-        catalogues = (
-            *(scene.catalogue or default_catalogue for scene in scenes.of.values()),
-            default_catalogue,
-        )
-        return SceneSetup(scenes.column, tuple(scenes.of), catalogues, tuple(scene_weights))
+        """Return the scenes of a stage (`Reinforced.make_scenes`)."""
+        return stage_options.make_scenes()
 
     def needs_reference(self, stage_options: Reinforced) -> bool:
         """Return whether the algorithm needs a reference policy (a copy of the weights at the start of the stage)."""
@@ -149,7 +79,7 @@ class ReinforcedKind(StageKind):
 
     def count_old_versions(self, stage_options: Reinforced) -> int:
         """Return how many published versions of the weights the trainers keep to correct for stale rollouts."""
-        staleness = int(stage_options.rollout.get_options().get("staleness", 0))
+        staleness = stage_options.rollout.drawing.staleness
         return staleness + 1 if stage_options.mismatch is not None and staleness else 0
 
     def count_stored_row_steps(self, stage_options: Reinforced) -> int:
@@ -178,22 +108,22 @@ class ReinforcedKind(StageKind):
 
     def count_units(self, stage_options: Reinforced, workers: int) -> int:
         """Return the largest number of prompts of a worker in a step."""
-        return -(-_count_prompts(stage_options) // workers)
+        return -(-stage_options.count_prompts() // workers)
 
     def count_step_tokens(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> float:
         """Return the largest number of positions of a step over all workers."""
-        return _count_prompts(stage_options) * self.count_unit_tokens(scenario, stage_options, size)
+        return stage_options.count_prompts() * self.count_unit_tokens(scenario, stage_options, size)
 
     def derive_sizes(
         self, stage_options: Reinforced, workers: Mapping[str, int], chunks: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the sizes of a step, of a worker and of a chunk, by the description that a plan prints."""
         width = self.get_width(stage_options)
-        staleness = stage_options.rollout.get_options().get("staleness", 0)
+        staleness = stage_options.rollout.drawing.staleness
         sizes = {
             "steps": stage_options.steps,
-            "users a step": _count_prompts(stage_options),
-            "beams a step": _count_prompts(stage_options) * width,
+            "users a step": stage_options.count_prompts(),
+            "beams a step": stage_options.count_prompts() * width,
             "users a rollout": self.count_units(stage_options, workers["rollout"]),
             "beams a trainer": self.count_units(stage_options, workers["trainer"]) * width,
             "prompts a rollout's chunk": chunks.get("rollout", 0),
@@ -203,7 +133,7 @@ class ReinforcedKind(StageKind):
 
     def estimate_work(self, scenario: Scenario, stage_options: Reinforced, size: ModelSize) -> StepWork:
         """Return an upper bound of the FLOPs, rows and bytes of a step."""
-        prompts = _count_prompts(stage_options)
+        prompts = stage_options.count_prompts()
         tokens = self.count_step_tokens(scenario, stage_options, size)
         reference_flops = _FORWARD if self.needs_reference(stage_options) else 0.0
         flops = {
@@ -218,10 +148,11 @@ class ReinforcedKind(StageKind):
         """Return the arguments of StageSetup that follow from the data."""
         return {
             "steps": stage_options.steps,
-            "users": _count_prompts(stage_options),
+            "users": stage_options.count_prompts(),
             "sparse_lr": stage_options.sparse_lr,
             "algorithm": {"use": stage_options.algorithm.address, **stage_options.algorithm.get_options()},
-            "mismatch": stage_options.mismatch.model_dump() | _make_staleness(stage_options)
+            "mismatch": stage_options.mismatch.model_dump()
+            | {"staleness": stage_options.rollout.drawing.staleness}
             if stage_options.mismatch
             else {},
             "weights": {
@@ -229,18 +160,6 @@ class ReinforcedKind(StageKind):
                 for reward, options in stage_options.rewards.items()
             },
         }
-
-
-def _make_staleness(stage_options: Reinforced) -> dict[str, int]:
-    """Return the option `staleness`: how many versions old the weights that generated the beams may be."""
-    return {"staleness": int(stage_options.rollout.get_options().get("staleness", 0))}
-
-
-def _count_prompts(stage_options: Reinforced) -> int:
-    """Return the number of prompts of a step: the stage's users, increased if the algorithm drops some prompts."""
-    return math.ceil(
-        stage_options.users * stage_options.algorithm.spec.oversample(stage_options.algorithm.get_options())
-    )
 
 
 SPEC = ReinforcedKind()

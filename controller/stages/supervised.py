@@ -72,8 +72,8 @@ class Supervised(StageOptions):
     stop: Annotated[
         Stop | Literal["off"] | None,
         Field(
-            description="when the stage stops early: {patience: 3} by default, or off; its learning rate follows the "
-            "schedule of the full length"
+            description=f"when the stage stops early: {{patience: {Stop().patience}}} by default, or off; its learning rate "
+            "follows the schedule of the full length"
         ),
     ] = None
     ahead: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -147,7 +147,7 @@ class HfSpec(ModelSpec):
         path = options.get("path")
         if path and not Path(path).is_dir():
             return None
-        config = get_text_config(read_config(options))
+        config = _find_backbone(options).config
         styles = set((getattr(config, "base_model_tp_plan", None) or {"": "none"}).values())
         if not styles <= {"colwise", "rowwise", "replicated_with_grad_allreduce"}:
             return f"model_type {config.model_type} (its plan of tensor parallelism is not supported; leave tensor out)"
@@ -184,7 +184,8 @@ class HfSpec(ModelSpec):
         """Check that the model's config and tokenizer can be read and suit the scenario."""
         check_installed()
         options = fetch_folders(scenario.model.get_options())
-        config = get_text_config(read_config(options))
+        backbone = _find_backbone(options)
+        config = backbone.config
         # These modules import torch, which plans of other models do not need.
         from nonet.models.hf.lora import list_linear_layers, select_targets
         from nonet.models.hf.text import make_layout, read_tokenizer
@@ -193,7 +194,7 @@ class HfSpec(ModelSpec):
             if stage.kind.aligns or options.get("tokenizer"):
                 read_tokenizer(options, f"stages.{name}" if stage.kind.aligns else "model")
         check_heads(config)
-        model = _build_meta_model(json.dumps(options.get("config"), sort_keys=True), options.get("path"))
+        model = backbone.model  # raises an error if it cannot be built
         # The tokenizer appends a collision level to its own.
         levels = int(scenario.tokenizer.get_options().get("levels", 3)) + 1
         layout = make_layout(options, levels, int(config.vocab_size))
@@ -204,6 +205,70 @@ class HfSpec(ModelSpec):
 
 
 SPEC = HfSpec()
+
+
+class _PlannedBackbone:
+    """The config of a language model, which is read once, and its module on the meta device, where parameters take no memory.
+
+    Args:
+        options: The options `config` and `path`.
+
+    Attributes:
+        config: The config of the text decoder.
+    """
+
+    def __init__(self, options: Options):
+        self._model_config = read_config(options)
+        self.config = get_text_config(self._model_config)
+
+    @cached_property
+    def model(self) -> Any:
+        """The module. Raises ConfigError if the sizes in the config do not fit each other."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(self._model_config, trust_remote_code=False)
+        except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
+            raise ConfigError(
+                f"model: {self._model_config.model_type} cannot be built from its config: {format_error(error)}"
+            ) from None
+
+    @cached_property
+    def word_parameters_by_id(self) -> dict[int, int]:
+        """The number of parameters of each table of word embeddings, which are frozen, by id of the table."""
+        tables = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        return {id(table.weight): table.weight.numel() for table in tables if table is not None}
+
+    @cached_property
+    def linears(self) -> list[tuple[str, int, int]]:
+        """The name, n_out and n_in of each linear layer."""
+        linears = []
+        for module_path, module in self.model.named_modules():
+            weight = getattr(module, "weight", None)
+            is_conv1d = (
+                type(module).__name__ == "Conv1D"
+            )  # GPT-2's linear layer stores its weight transposed.
+            if (
+                (type(module).__name__ == "Linear" or is_conv1d)
+                and weight is not None
+                and id(weight) not in self.word_parameters_by_id
+            ):
+                n_out, n_in = weight.shape[::-1] if is_conv1d else weight.shape
+                linears.append((module_path.rsplit(".", 1)[-1], int(n_out), int(n_in)))
+        return linears
+
+
+def _find_backbone(options: Options) -> _PlannedBackbone:
+    """Return the backbone of the options `config` and `path`; this process reads it once."""
+    return _read_backbone(json.dumps(options.get("config"), sort_keys=True), options.get("path"))
+
+
+@cache
+def _read_backbone(config_json: str, path: str | None) -> _PlannedBackbone:
+    """Read a backbone; `config` is given as JSON, because `cache` cannot hash a dictionary."""
+    return _PlannedBackbone({"config": json.loads(config_json), "path": path})
 
 
 def _check_words(options: Options) -> None:
@@ -219,24 +284,23 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
     """Compute the size of a model from its config, with the rows of semantic IDs and LoRA's matrices."""
     from nonet.models.hf.text import make_layout  # imports torch, which plans of other models do not need
 
-    config = get_text_config(read_config(options))
+    backbone = _find_backbone(options)
+    config = backbone.config
     layers, width = int(config.num_hidden_layers), int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", 1) or 1)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     head_width = int(getattr(config, "head_dim", None) or width // heads)
-    backbone_parameters, word_parameters, linears = _count_parameters(
-        json.dumps(options.get("config"), sort_keys=True), options.get("path")
-    )
+    backbone_parameters = sum(weight.numel() for weight in backbone.model.parameters())
     tied = options.get("tied")
     if tied is None:
         tied = bool(getattr(config, "tie_word_embeddings", False))
     sid_parameters = (1 if tied else 2) * around.levels * around.codes * width
     lora = options.get("lora")
-    lora_parameters = _count_lora_parameters(lora, linears) if lora else 0
+    lora_parameters = _count_lora_parameters(lora, backbone.linears) if lora else 0
     return ModelSize(
         parameters=backbone_parameters + sid_parameters + lora_parameters,
-        frozen=backbone_parameters if lora else word_parameters,
-        matrices=0 if lora else sum(n_out * n_in for _, n_out, n_in in linears),
+        frozen=backbone_parameters if lora else sum(backbone.word_parameters_by_id.values()),
+        matrices=0 if lora else sum(n_out * n_in for _, n_out, n_in in backbone.linears),
         layers=layers,
         width=width,
         feed_forward=int(getattr(config, "intermediate_size", None) or 4 * width),
@@ -248,61 +312,11 @@ def _count_size(options: Options, around: ModelContext) -> ModelSize:
     )
 
 
-@cache
-def _count_parameters(
-    config_json: str, path: str | None
-) -> tuple[int, int, tuple[tuple[str, int, int], ...]]:
-    """Count parameters: all, those of the word embeddings (which are frozen), and (name, n_out, n_in) of each linear layer."""
-    model = _build_meta_model(config_json, path)
-    word_parameters_by_id = {
-        id(table.weight): table.weight.numel()
-        for table in (model.get_input_embeddings(), model.get_output_embeddings())
-        if table is not None
-    }
-    linears = []
-    for module_path, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        is_conv1d = type(module).__name__ == "Conv1D"  # GPT-2's linear layer stores its weight transposed.
-        if (
-            (type(module).__name__ == "Linear" or is_conv1d)
-            and weight is not None
-            and id(weight) not in word_parameters_by_id
-        ):
-            n_out, n_in = weight.shape[::-1] if is_conv1d else weight.shape
-            linears.append((module_path.rsplit(".", 1)[-1], int(n_out), int(n_in)))
-    total = sum(weight.numel() for weight in model.parameters())
-    return total, sum(word_parameters_by_id.values()), tuple(linears)
-
-
 def _count_lora_parameters(lora: Any, linears: Sequence[tuple[str, int, int]]) -> int:
     """Return the number of parameters of LoRA's two matrices, for all target layers."""
     targets = lora.get("targets")
     rank = int(lora["rank"])
     return sum(rank * (n_out + n_in) for name, n_out, n_in in linears if not targets or name in targets)
-
-
-@cache
-def _build_meta_model(config_json: str, path: str | None) -> Any:
-    """Create the module on the meta device, where parameters take no memory.
-
-    Args:
-        config_json: The option `config` as JSON, because `cache` cannot hash a dictionary.
-        path: The option `path`.
-
-    Raises:
-        ConfigError: The sizes in the config do not fit each other.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model_config = read_config({"config": json.loads(config_json), "path": path})
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
-    except (ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError) as error:
-        raise ConfigError(
-            f"model: {model_config.model_type} cannot be built from its config: {format_error(error)}"
-        ) from None
 
 
 def _guess_size(path: str, precision: str, levels: int) -> ModelSize:

@@ -7,6 +7,7 @@ from .api import reward as reward
 from .attempts import PromptFailure as PromptFailure
 from .attempts import RewardCalls as RewardCalls
 from .base import Reward as Reward
+from .bisection import BisectedRows as BisectedRows
 from .checks import open_reward as open_reward
 from .checks import score_checked as score_checked
 from .checks import set_up as set_up

@@ -25,6 +25,7 @@ import numpy as np
 
 from nonet.errors import DataError
 from nonet.rl.rewards.api import Reward
+from nonet.rl.rewards.bisection import BisectedRows
 from nonet.rl.rewards.checks import Unreachable, describe_non_finite, score_allowing_nan
 from nonet.types import Rollouts
 
@@ -119,13 +120,12 @@ class RewardCalls:
         rollouts = Rollouts.concat(prompts)
         deadline = time.monotonic() + (2 * self.timeout_s if budget_s is None else budget_s)
         scores, message_by_row = _make_empty_scores(rollouts), {}
-        pending_sets, any_call_succeeded, lone_failures = [np.arange(len(prompts))], False, 0
+        any_call_succeeded, lone_failures = False, 0
         last_error: DataError | None = None
         last_timed_out = (
             self._must_recreate
         )  # whether the caller's own call, which had all these prompts, exceeded its limit
-        while pending_sets:
-            rows = pending_sets.pop()
+        for rows in (row_sets := BisectedRows(np.arange(len(prompts)))):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or (lone_failures >= _MAX_LONE_FAILURES and not any_call_succeeded):
                 message = "" if last_error is None else str(last_error)
@@ -140,9 +140,7 @@ class RewardCalls:
                 if len(rows) == 1:
                     lone_failures += 1
                     message_by_row[int(rows[0])] = str(error)
-                    continue
-                half = len(rows) // 2
-                pending_sets += [rows[half:], rows[:half]]
+                row_sets.halve(rows)
                 continue
             any_call_succeeded = True
             scores[rows] = subset_scores

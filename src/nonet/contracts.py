@@ -166,7 +166,8 @@ def _list_top_names(statements: Iterable[ast.AST]) -> Iterator[str]:
 
 def _find_method_problems(value: type, base: type) -> list[str]:
     """Return which methods of a base class or protocol a class lacks; if it has all, those with the wrong arguments."""
-    methods = [name for name in sorted(vars(base)) if not name.startswith("__")]
+    declared_names = {name for part in base.__mro__ if part is not object for name in vars(part)}
+    methods = [name for name in sorted(declared_names) if not name.startswith("__")]
     missing = sorted(getattr(value, "__abstractmethods__", ())) or [
         name for name in methods if _is_required(base, name) and not _is_implemented(value, name)
     ]

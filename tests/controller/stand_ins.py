@@ -139,7 +139,7 @@ class LoopSession:
         for step in range(self._at, self.stages[name].steps):
             yield step, PromptRequest(name, step, 2)
 
-    def publish(self, stage=None):
+    def publish(self, stage=None, *, behind=False):
         self.done.append("publish")
 
     def end(self, step):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,6 +92,33 @@ def test_a_call_that_waits_behind_another_has_the_time_of_both():
     assert "price has 6.5 s from now" in log
     handles.score(Future("rollout.generate", log))  # type: ignore[arg-type]
     assert log.count("price has 6.5 s from now") == 2
+
+
+def test_a_reward_is_removed_when_no_call_computes_it_any_more():
+    log: list[str] = []
+    handles, begun = rewards(log), Event()
+
+    class Held(Future):
+        """Beams that are there as soon as the reward is no longer one of the stage."""
+
+        def settle(self, timeout_s=None):
+            begun.set()
+            while "price" in handles.groups:
+                time.sleep(0.05)
+            return super().settle(timeout_s)
+
+    def remove() -> None:
+        begun.wait(10)
+        handles.remove("price")
+        log.append("removed")
+
+    with ThreadPoolExecutor(1) as threads:
+        removal = threads.submit(remove)
+        scores = handles.score(Held("rollout.generate", log))  # type: ignore[arg-type]
+        removal.result(10)
+    assert set(scores) == {"hit", "price"}
+    assert log.index("wait for price") < log.index("removed")
+    assert set(handles.score(Future("rollout.generate", log))) == {"hit"}  # type: ignore[arg-type]
 
 
 def test_a_slow_rollout_is_named_as_the_rollout():

@@ -7,7 +7,7 @@ from tests_ring import make_ring
 
 import nonet
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.stages._loops import run_reinforced
+from nonet.controller.stages._reinforced_loop import run_reinforced
 from nonet.workers.runtime import future
 
 APART = "roles={rollout: {workers: 1}, embedding: {workers: 1}}"
