@@ -285,6 +285,42 @@ def start(
         NonetError: The controller did not start.
     """
     timeout_s = read_orphan_timeout_s()
+    run, controller, lock, warnings = _start(scenario, folder, run, resume, command)
+    return DriverRun(run, controller, PeakMemory().__enter__(), timeout_s, lock, warnings, resume)
+
+
+def start_detached(scenario: Scenario, folder: Path, run: RunFolder, *, command: str = "") -> list[str]:
+    """Start a new run that continues without this process.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder that the scenario's files are relative to.
+        run: The run's folder.
+        command: The command that started the run, for the report.
+
+    Returns:
+        Warnings about the run's data.
+
+    Raises:
+        ConfigError: There is no cluster that outlives this process, or the scenario is not usable.
+        NonetError: The controller did not start.
+    """
+    if os.environ.get("RAY_ADDRESS") in (None, "", "local"):
+        raise ConfigError(
+            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
+        )
+    return _start(scenario, folder, run, False, command, detached=True)[-1]
+
+
+def _start(
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
+) -> tuple[RunFolder, Any, FolderLock, list[str]]:
+    """Check the scenario and its data, prepare the records of the run, and start its controller.
+
+    Returns:
+        The folder in which the run works, the handle of the controller's actor, the lock of the folder, which is released
+            if the run is detached, and warnings about the data.
+    """
     warnings: list[str] = []
     if resume:
         preflight.check_resumed(scenario, run)
@@ -300,9 +336,9 @@ def start(
         _end_earlier_controller(run, resume)
         run.stop_request.unlink(missing_ok=True)
         writer = _prepare_records(scenario, folder, run, resume, command)
-        memory = PeakMemory().__enter__()
-        controller = _start_controller(scenario, folder, run, resume)
-        return DriverRun(run, controller, memory, timeout_s, lock, warnings, resume)
+        if detached:
+            lock.close()  # the controller claims the folder
+        return run, _start_controller(scenario, folder, run, resume, detached), lock, warnings
     except BaseException:
         lock.close()
         # A run that has not started is deleted, so that `last` does not refer to it.
@@ -311,42 +347,10 @@ def start(
             with contextlib.suppress(StorageError):  # the error that ended the start is raised
                 is_deleted = writer.discard()
         if is_deleted:
-            delete_folder(run)
+            # A process that holds the lock now, such as the controller of a detached run, keeps the folder.
+            with contextlib.suppress(ConfigError), lock_run(run):
+                delete_folder(run)
         raise
-
-
-def start_detached(
-    scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
-) -> None:
-    """Start a run that continues without this process.
-
-    Args:
-        scenario: The scenario.
-        folder: The folder that the scenario's files are relative to.
-        run: The run's folder.
-        resume: Whether to continue from the newest complete checkpoint.
-        command: The command that started the run, for the report.
-
-    Raises:
-        ConfigError: There is no cluster that outlives this process, or the scenario is not usable.
-        NonetError: The controller did not start.
-    """
-    if not os.environ.get("RAY_ADDRESS") or os.environ["RAY_ADDRESS"] == "local":
-        raise ConfigError(
-            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
-        )
-    if resume:
-        preflight.check_resumed(scenario, run)
-    else:
-        scenario = resolve_sources(scenario)
-        preflight.check(scenario, folder)
-    run = open_for_writing(run)
-    preflight.check_free_space(scenario, run)
-    check_ray_environment()
-    with lock_run(run):  # the controller claims the folder afterwards
-        _end_earlier_controller(run, resume)
-        _prepare_records(scenario, folder, run, resume, command)
-    _start_controller(scenario, folder, run, resume, detached=True)
 
 
 def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
@@ -440,9 +444,7 @@ def _check_storage(address: str, *, resume: bool, single_writer: bool) -> None:
         )
 
 
-def _start_controller(
-    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, *, detached: bool = False
-) -> Any:
+def _start_controller(scenario: Scenario, folder: Path, run: RunFolder, resume: bool, detached: bool) -> Any:
     """Stop orphaned processes of earlier runs on a shared cluster, then start this run's controller.
 
     Returns:

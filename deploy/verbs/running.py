@@ -55,9 +55,11 @@ def run(
         _run_seeds(scenario, parse_seeds(seeds), change or [], run_dir, as_json)
         return
     if detach:
-        folder = api.start_detached(
+        folder, warnings = api.start_detached(
             api.scenario(scenario, change), run_dir=run_dir, command=_format_command()
         )
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         print(
             json.dumps({"run": folder.id})
             if as_json
