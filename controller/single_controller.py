@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 
 from nonet.controller.groups import (
+    ORPHAN_TIMEOUT_S,
     Heartbeat,
     Lease,
     Moment,
@@ -70,7 +71,7 @@ class ControllerTask:
     run: str
     resume: bool = False
     detached: bool = False
-    timeout_s: float = 60.0
+    timeout_s: float = ORPHAN_TIMEOUT_S
     token: str = ""
     mounts: tuple[MountedRun, ...] = ()
 

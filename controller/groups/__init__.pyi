@@ -5,6 +5,7 @@ from .handles import PromptRequest as PromptRequest
 from .handles import RolloutHandle as RolloutHandle
 from .handles import TrainerHandle as TrainerHandle
 from .lifetimes import CONTROLLER as CONTROLLER
+from .lifetimes import ORPHAN_TIMEOUT_S as ORPHAN_TIMEOUT_S
 from .lifetimes import Heartbeat as Heartbeat
 from .lifetimes import Lease as Lease
 from .lifetimes import list_controlled_runs as list_controlled_runs

@@ -40,7 +40,7 @@ from nonet.models.baselines.kinds import BASELINES
 from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles import StageSetup
 from nonet.workers.roles.kinds import get_gang_roles
-from nonet.workers.runtime import PING_S, ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
+from nonet.workers.runtime import PING_PATIENCE_S, ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class RunGroups:
             if actor not in self._collecting:
                 self._collecting[actor] = actor.list_put.remote(folder, self._collected_counts.get(actor, 0))
         calls = list(self._collecting.values())
-        answered = ray.wait(calls, num_returns=len(calls), timeout=PING_S)[0] if calls else []
+        answered = ray.wait(calls, num_returns=len(calls), timeout=PING_PATIENCE_S)[0] if calls else []
         for actor in [actor for actor, call in self._collecting.items() if call in answered]:
             # A lost worker is reported by the calls of its roles, and by `Session.require_stored`.
             with contextlib.suppress(RayError):

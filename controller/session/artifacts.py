@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nonet.controller.session.interface import RunningSession
 
 _POLL_S = 0.2  # interval at which the progress file is read
-_REPORT_S = 10.0  # smallest interval between two lines of progress
+_REPORT_EVERY_S = 10.0  # smallest interval between two lines of progress
 
 
 def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _wait_for_tokenise(
         if progress is None or progress["rows"] == done_rows:
             continue
         done_rows, progress_time = progress["rows"], time.monotonic()
-        if progress_time - report_time > _REPORT_S:
+        if progress_time - report_time > _REPORT_EVERY_S:
             report_time = progress_time
             report_progress(progress["text"])
     return future.get(deadline)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nonet.controller.session.interface import RunningSession
 
 _PLAN = "plan.json"
-_LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
+_LOOK_EVERY_S = 5.0  # between two looks at the nodes of the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class WorkerScaling:
         for command in self._list_waiting():
             yield from self._plan_command(command)
         if time.monotonic() > self._next_look:
-            self._next_look = time.monotonic() + _LOOK_INTERVAL_S
+            self._next_look = time.monotonic() + _LOOK_EVERY_S
             yield from self._plan_for_drained_nodes()
             yield from self._plan_growth()
 

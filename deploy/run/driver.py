@@ -39,10 +39,11 @@ from nonet.controller.setup import (
     write_run,
     write_start,
 )
+from nonet.deadlines import DEFAULTS, suggest_longer_deadline
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
-from nonet.deploy.run.steer import describe_stop
+from nonet.deploy.run.steer import STOP_PATIENCE_S, describe_stop
 from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
 from nonet.storage import (
     OPENING_TIMEOUT_S,
@@ -59,9 +60,7 @@ from nonet.workers import check_ray_environment
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
 _POLL_S = 0.3  # between two polls of the controller
-_STOP_TIMEOUT_S = 120.0  # from a request to stop until everything is stopped without a checkpoint
-_ANSWER_TIMEOUT_S = 10.0  # within which a controller answers a short call
-_RESTART_TIMEOUT_S = 120.0  # within which Ray must have restarted a controller that is gone
+_ANSWER_PATIENCE_S = 10.0  # within which a controller answers a short call
 
 
 class DriverRun:
@@ -75,6 +74,7 @@ class DriverRun:
         lock: The lock of the run's folder, which is released at the end.
         warnings: Warnings about the run's data.
         resumes: Whether the run continues, so that its folder stays whatever ends it.
+        start_timeout_s: Seconds within which Ray must have restarted a controller that is gone.
 
     Attributes:
         folder: The run's folder.
@@ -93,8 +93,9 @@ class DriverRun:
         lock: FolderLock,
         warnings: Sequence[str] = (),
         resumes: bool = False,
+        start_timeout_s: float = DEFAULTS.start,
     ):
-        self.warnings, self._resumes = list(warnings), resumes
+        self.warnings, self._resumes, self._start_timeout_s = list(warnings), resumes, start_timeout_s
         self.folder, self.id, self._folder_lock = folder, folder.id, lock
         self._controller: Any = controller  # None after `close`
         self._memory = memory
@@ -164,7 +165,7 @@ class DriverRun:
                     stop_requested_s, self.was_interrupted = time.monotonic(), True
                     view.note("stopping after this step; press Ctrl-C again to quit immediately")
                     self._controller.stop.remote()
-                takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > _STOP_TIMEOUT_S
+                takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > STOP_PATIENCE_S
                 if interrupts.count > 1 or takes_too_long:
                     self.state = "stopped"
                     self.close()
@@ -187,18 +188,21 @@ class DriverRun:
         import ray
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-        deadline_s = time.monotonic() + _RESTART_TIMEOUT_S
+        deadline_s = time.monotonic() + self._start_timeout_s
+        suggestion = suggest_longer_deadline(self._start_timeout_s)
         while True:
             try:
-                return ray.get(self._controller.poll.remote(first_event), timeout=_RESTART_TIMEOUT_S)
+                return ray.get(self._controller.poll.remote(first_event), timeout=self._start_timeout_s)
             except ActorUnavailableError as error:  # Ray is restarting it
                 last_error: Exception = error
-            except (RayActorError, GetTimeoutError) as error:  # waiting longer does not help
+            except GetTimeoutError as error:
                 last_error, deadline_s = error, 0.0
+            except RayActorError as error:  # waiting longer does not help
+                last_error, deadline_s, suggestion = error, 0.0, ""
             if time.monotonic() > deadline_s:
                 self.close()
                 raise WorkerLost(
-                    f"the controller is gone ({' '.join(str(last_error).split())[:200]}); "
+                    f"the controller is gone ({' '.join(str(last_error).split())[:200]}){suggestion}; "
                     f"if it has a checkpoint, continue with: nonet resume {self.id}"
                 ) from None
             time.sleep(_POLL_S)
@@ -286,7 +290,9 @@ def start(
     """
     timeout_s = read_orphan_timeout_s()
     run, controller, lock, warnings = _start(scenario, folder, run, resume, command)
-    return DriverRun(run, controller, PeakMemory().__enter__(), timeout_s, lock, warnings, resume)
+    return DriverRun(
+        run, controller, PeakMemory().__enter__(), timeout_s, lock, warnings, resume, scenario.deadlines.start
+    )
 
 
 def start_detached(scenario: Scenario, folder: Path, run: RunFolder, *, command: str = "") -> list[str]:
@@ -376,7 +382,7 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
     except ValueError:
         return
     try:
-        folder = ray.get(controller.get_folder.remote(), timeout=_ANSWER_TIMEOUT_S)
+        folder = ray.get(controller.get_folder.remote(), timeout=_ANSWER_PATIENCE_S)
     except (RayActorError, GetTimeoutError):  # it ends, or hangs
         folder = str(run.path)
     if folder != str(run.path):
@@ -479,7 +485,7 @@ def _start_controller(scenario: Scenario, folder: Path, run: RunFolder, resume: 
         raise NonetError(f"the controller did not start: {error}") from None
 
 
-def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
+def stop_run(run: str, timeout_s: float = STOP_PATIENCE_S) -> str:
     """Stop a run on the cluster that RAY_ADDRESS names: request a checkpoint at the next step, then stop everything.
 
     Args:
@@ -502,9 +508,9 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
         )
     deadline_s, has_finished = time.monotonic() + timeout_s, False
     try:
-        ray.get(controller.stop.remote(), timeout=_ANSWER_TIMEOUT_S)
+        ray.get(controller.stop.remote(), timeout=_ANSWER_PATIENCE_S)
         while time.monotonic() < deadline_s:
-            outcome = ray.get(controller.poll.remote(0), timeout=_ANSWER_TIMEOUT_S)["outcome"]  # pyright: ignore[reportCallIssue, reportArgumentType]
+            outcome = ray.get(controller.poll.remote(0), timeout=_ANSWER_PATIENCE_S)["outcome"]  # pyright: ignore[reportCallIssue, reportArgumentType]
             if outcome:
                 has_finished = outcome["state"] == "done"
                 break

@@ -1,10 +1,16 @@
-"""Starts of runs: what stays of a run whose controller does not start."""
+"""Starts of runs: what stays of a run whose controller does not start, and the wait for a controller that is gone."""
+
+from types import SimpleNamespace
 
 import pytest
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from nonet.controller.record import RunFolder, lock_run
+from nonet.deadlines import Deadlines
 from nonet.deploy.run import driver
-from nonet.errors import NonetError
+from nonet.deploy.run.memory import PeakMemory
+from nonet.errors import NonetError, WorkerLost
 
 
 @pytest.fixture
@@ -56,3 +62,35 @@ def test_a_detached_start_returns_the_warnings_about_its_data_and_releases_the_f
     run = RunFolder(tmp_path / "run")
     monkeypatch.setattr(driver, "_start_controller", lambda *arguments: lock_run(run))
     assert driver.start_detached(None, tmp_path, run) == ["a warning"]
+
+
+@pytest.mark.parametrize(
+    ("error", "suggestion"),
+    [
+        (
+            GetTimeoutError("no answer"),
+            r"\(no answer\); raise deadlines\.start if this is slow and healthy; if it has",
+        ),
+        (ActorDiedError(), r"\); if it has a checkpoint, continue with: nonet resume run"),
+    ],
+)
+def test_the_wait_for_a_controller_that_is_gone_is_the_deadline_of_starts(
+    tmp_path, monkeypatch, error, suggestion
+):
+    def fail(reference, timeout):
+        assert timeout == 7.0
+        raise error
+
+    monkeypatch.setattr(ray, "get", fail)
+    folder = RunFolder(tmp_path / "run")
+    controller = SimpleNamespace(poll=SimpleNamespace(remote=lambda number: None))
+    start_s = Deadlines(start=7.0).start
+    run = driver.DriverRun(
+        folder, controller, PeakMemory().__enter__(), 60.0, lock_run(folder), start_timeout_s=start_s
+    )
+    close = run.close
+    monkeypatch.setattr(run, "close", lambda: None)
+    with pytest.raises(WorkerLost, match=suggestion):
+        run.wait()
+    run._controller = None
+    close()
