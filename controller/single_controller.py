@@ -303,12 +303,11 @@ class SingleController:
         session, thread_id = self._session, self._task_thread.ident or 0
         if session is None:
             return SessionView("start")
-        phase = next((phase for phase in session.PHASES if phase not in session.seconds), "")
+        phase, groups, probes = session.progress.phase, session.progress.processes, session.progress.probes
 
         def describe_own_activity(elapsed_s: float) -> str:
             return describe_activity("the controller", phase or "a stage", elapsed_s, thread_id).describe()
 
-        groups, probes = getattr(session, "groups", None), getattr(session, "probes", None)
         isolated = [entry.describe() for entry in probes.list_isolated()] if probes else []
         if groups is None and self._missing_place:
             missing_place = self._missing_place

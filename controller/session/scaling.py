@@ -21,7 +21,7 @@ from nonet.controller.scenario import Scenario
 from nonet.errors import NonetError, PlacementError, WorkerLost
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.running import RunningSession
 
 _PLAN = "plan.json"
 _LOOK_EVERY_S = 5.0  # between two looks at the nodes of the cluster
@@ -50,29 +50,16 @@ class WorkerScaling:
     """The changes of workers of one session.
 
     Args:
-        session: The session; its groups exist when `poll` is called.
+        session: The session.
     """
 
     def __init__(self, session: RunningSession):
         self._session, self._commands = session, CommandQueue(session.run)
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
-        self._to_replay: list[dict[str, Any]] = []
+        _, self._to_replay = _split_commands(session.run, session.scenario, session.restored)
         self._planned: PlannedScaling | None = None
         self._next_look = 0.0
         self._drained_without_room: set[str] = set()  # the nodes because of which a checkpoint was written
-
-    def restore_scenario(self, scenario: Scenario, restored: Manifest | None) -> Scenario:
-        """Return the scenario with the numbers of workers that a checkpoint was written with; later commands are replayed.
-
-        Args:
-            scenario: The scenario of the run.
-            restored: The manifest of the checkpoint that the run resumes from; None for a run that begins.
-        """
-        taken = [c for c in self._commands.list_taken() if c["verb"] == SCALE and "refused" not in c]
-        applied, self._to_replay = _split_commands(taken, list(scenario.stages), restored)
-        for command in applied:
-            scenario = scale_roles(scenario, command["workers"])
-        return scenario
 
     def find_next_step(self, stage: str, step: int) -> int | None:
         """Return the step after `step` at which a command has to be applied again in a stage; None without one."""
@@ -254,12 +241,29 @@ class WorkerScaling:
         self._session.add_note(f"refused: scale {command['name']}: {reason}")
 
 
+def restore_workers(run: RunFolder, scenario: Scenario, restored: Manifest | None) -> Scenario:
+    """Return the scenario with the numbers of workers that a checkpoint was written with; later commands are replayed.
+
+    Args:
+        run: The folder of the run.
+        scenario: The scenario of the run.
+        restored: The manifest of the checkpoint that the run resumes from; None for a run that begins.
+    """
+    applied, _ = _split_commands(run, scenario, restored)
+    for command in applied:
+        scenario = scale_roles(scenario, command["workers"])
+    return scenario
+
+
 def _split_commands(
-    commands: list[dict[str, Any]], stages: list[str], restored: Manifest | None
+    run: RunFolder, scenario: Scenario, restored: Manifest | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split commands into those that were applied before a checkpoint was written, and those to apply again after it."""
+    """Split the applied commands into those before a checkpoint was written, and those to apply again after it."""
+    taken = CommandQueue(run).list_taken()
+    commands = [command for command in taken if command["verb"] == SCALE and "refused" not in command]
     if restored is None:
         return [], commands
+    stages = list(scenario.stages)
     reached = (stages.index(restored.stage), float("inf") if restored.last else restored.stage_step)
     applied = [c for c in commands if (stages.index(c["stage"]), c["step"]) <= reached]
     return applied, [c for c in commands if c not in applied]
