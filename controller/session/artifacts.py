@@ -18,7 +18,7 @@ from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
 
 if TYPE_CHECKING:
-    from nonet.controller.session.running import BoundRun
+    from nonet.controller.session.bound import BoundRun
 
 _POLL_S = 0.2  # interval at which the progress file is read
 _REPORT_EVERY_S = 10.0  # smallest interval between two lines of progress

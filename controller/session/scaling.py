@@ -23,7 +23,6 @@ from nonet.errors import NonetError, PlacementError, WorkerLost
 if TYPE_CHECKING:
     from nonet.controller.session.running import RunningSession
 
-_PLAN = "plan.json"
 _LOOK_EVERY_S = 5.0  # between two looks at the nodes of the cluster
 
 
@@ -51,10 +50,12 @@ class WorkerScaling:
 
     Args:
         session: The session.
+        save_applied_steps: Writes a checkpoint if steps were applied since the newest one.
     """
 
-    def __init__(self, session: RunningSession):
+    def __init__(self, session: RunningSession, save_applied_steps: Callable[[], object]):
         self._session, self._commands = session, CommandQueue(session.run)
+        self._save_applied_steps = save_applied_steps
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
         _, self._to_replay = _split_commands(session.run, session.scenario, session.restored)
         self._planned: PlannedScaling | None = None
@@ -102,7 +103,7 @@ class WorkerScaling:
         session, began = self._session, time.time()
         stage, step = session.stage, session.applied_steps
         with session.trace.record_span("scale", stage=stage.name, what=planned.text):
-            session.save_applied_steps()
+            self._save_applied_steps()
             assert session.checkpoint_log.newest is not None
             self._change_groups(planned, *session.checkpoint_log.newest)
         text = f"{planned.text}, from step {step} of {stage.name} on; {time.time() - began:.1f} s"
@@ -200,7 +201,7 @@ class WorkerScaling:
                 return
             self._drained_without_room |= draining
             reason = " ".join(str(error).split())
-            self._session.save_applied_steps()
+            self._save_applied_steps()
             self._session.add_note(f"{text}: wrote a checkpoint; its workers stay until it ends, as {reason}")
             return
         yield PlannedScaling(scenario, planned, f"{text}: moved its workers")
@@ -272,20 +273,3 @@ def _split_commands(
 def _describe_workers(workers_by_role: Mapping[str, int]) -> str:
     """Format numbers of workers, such as "rollout to 4, trainer to 1"."""
     return ", ".join(f"{role} to {workers}" for role, workers in workers_by_role.items())
-
-
-def write_plan(run: RunFolder, plan: Plan, add_note: Callable[[str], None]) -> None:
-    """Write the plan of a run, and add a note if groups compute with other numbers of threads than in the plan before."""
-    earlier = (run.read_json(_PLAN) or {}).get("groups", [])
-    earlier_threads = {group["name"]: group["threads"] for group in earlier}
-    changes = [
-        f"{group.name} {earlier_threads[group.name]} to {group.threads}"
-        for group in plan.groups
-        if earlier_threads.get(group.name, group.threads) != group.threads
-    ]
-    if changes:
-        add_note(
-            f"the number of threads changes with the cores and workers ({', '.join(changes)}): later steps may be "
-            "rounded differently"
-        )
-    run.write_json(_PLAN, plan.as_dict())

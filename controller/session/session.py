@@ -33,8 +33,9 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import Scenario, compute_ttl_steps, load_scenario, restore_values
 from nonet.controller.session.artifacts import make_run_stages, open_artifacts
-from nonet.controller.session.running import BoundRun, RunningSession
-from nonet.controller.session.scaling import restore_workers, write_plan
+from nonet.controller.session.bound import BoundRun, write_plan
+from nonet.controller.session.scaling import restore_workers
+from nonet.controller.session.stage_run import StageRun
 from nonet.controller.setup import fix_sources, read_copies, write_run
 from nonet.errors import PlacementError, WorkerLost
 from nonet.storage import RunWriter, open_writer
@@ -80,13 +81,13 @@ class SessionProgress:
 
 
 # For type checkers, a session has the attributes of its run, which it passes on once it has been entered.
-_Run = RunningSession if TYPE_CHECKING else object
+_Run = StageRun if TYPE_CHECKING else object
 
 
 class Session(_Run):
     """The worker groups, artifacts and checkpoints of one run, as a context manager for a training loop.
 
-    Once entered, it has the attributes and methods of `RunningSession`.
+    Once entered, it has the attributes and methods of `StageRun`.
 
     Args:
         scenario: A Scenario, a path or the name of a shipped scenario.
@@ -126,7 +127,7 @@ class Session(_Run):
         stage: str | None = None,
         writer: RunWriter | None = None,
     ):
-        self._running: RunningSession | None = None
+        self._running: StageRun | None = None
         loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
@@ -264,7 +265,7 @@ class Session(_Run):
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
 
-def _open_groups(bound: BoundRun, facts: dict[str, Any]) -> RunningSession:
+def _open_groups(bound: BoundRun, facts: dict[str, Any]) -> StageRun:
     """Open the artifacts in all roles and form the process groups."""
     processes = bound.processes
     folders_by_kind = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
@@ -272,4 +273,4 @@ def _open_groups(bound: BoundRun, facts: dict[str, Any]) -> RunningSession:
     steps_by_stage = {name: stage.steps for name, stage in stages.items()}
     ttl_steps_by_table = compute_ttl_steps(processes.scenario, facts["data"], steps_by_stage)
     groups = RunGroups(processes, folders_by_kind, ttl_steps_by_table)
-    return RunningSession(bound, facts, stages, groups)
+    return StageRun(bound, facts, stages, groups)

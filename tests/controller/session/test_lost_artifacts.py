@@ -10,7 +10,7 @@ from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import artifacts
-from nonet.controller.session.running import BoundRun
+from nonet.controller.session.bound import BoundRun
 from nonet.errors import WorkerLost
 from nonet.storage import MountedRun, RunCopy, RunWriter, mounts
 from tests.storage.memory_storage import MemoryStorage

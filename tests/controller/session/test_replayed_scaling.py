@@ -11,14 +11,15 @@ from nonet.controller.record import SCALE, CommandQueue
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import scaling
-from nonet.controller.session.scaling import WorkerScaling, restore_workers, write_plan
+from nonet.controller.session.bound import write_plan
+from nonet.controller.session.scaling import WorkerScaling, restore_workers
 from nonet.errors import PlacementError
 
 SCENARIO = load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0]
 
 
 def make_scaling(folder: RunFolder, manifest: SimpleNamespace | None) -> WorkerScaling:
-    return WorkerScaling(SimpleNamespace(run=folder, scenario=SCENARIO, restored=manifest))
+    return WorkerScaling(SimpleNamespace(run=folder, scenario=SCENARIO, restored=manifest), list)
 
 
 def make_manifest(stage: str, step: int, *, last: bool = False) -> SimpleNamespace:
@@ -86,7 +87,6 @@ def test_a_drained_node_without_room_leads_to_one_checkpoint_and_leaves_the_loop
         stage=SimpleNamespace(name="rl", steps=8),
         applied_steps=4,
         groups=SimpleNamespace(binding=SimpleNamespace(groups=[group])),
-        save_applied_steps=lambda: saved.append(session.applied_steps),
         add_note=notes.append,
     )
 
@@ -97,7 +97,7 @@ def test_a_drained_node_without_room_leads_to_one_checkpoint_and_leaves_the_loop
     monkeypatch.setattr(scaling, "list_draining_nodes", lambda: {"node-1234"})
     monkeypatch.setattr(scaling, "read_live_view", lambda: None)
     monkeypatch.setattr(scaling, "plan", find_no_room)
-    changes = WorkerScaling(session)
+    changes = WorkerScaling(session, lambda: saved.append(session.applied_steps))
     assert not changes.poll()
     assert not changes.poll()
     assert not changes.is_due

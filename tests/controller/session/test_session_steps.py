@@ -15,8 +15,9 @@ from nonet.controller.groups.run_groups import GroupChange
 from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session import session as sessions
-from nonet.controller.session.running import BoundRun, RunningSession
+from nonet.controller.session.bound import BoundRun
 from nonet.controller.session.session import Session
+from nonet.controller.session.stage_run import StageRun
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import RolloutRequest, Schedule, StageSetup
 
@@ -111,7 +112,7 @@ class World:
         bound = BoundRun(
             self.processes, self.log, Trace(), writer, resumed_from, lambda text: None, lambda *_: None
         )
-        return RunningSession(bound, facts, {"pretrain": PRETRAIN, "rl": RL}, self.groups)
+        return StageRun(bound, facts, {"pretrain": PRETRAIN, "rl": RL}, self.groups)
 
     def _enter(self, stage, phase):
         self.calls.append(("enter", (stage, phase), {}))

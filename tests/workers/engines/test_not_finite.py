@@ -201,11 +201,11 @@ def test_a_stage_that_is_broken_before_its_first_checkpoint_is_one_line():
 
 def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatch):
     from nonet.controller.groups import Published
-    from nonet.controller.session import checkpoint_writer, running
+    from nonet.controller.session import checkpoint_writer, running, stage_run
 
     calls = []
     manifest = SimpleNamespace(stage="pretrain", stage_step=8, step=8, last=True)
-    session = object.__new__(running.RunningSession)
+    session = object.__new__(stage_run.StageRun)
     session.validation, session.stages, session.published = None, {"pretrain": PRETRAIN}, Published(3, 3, 3)
     session.checkpoint_writer = checkpoint_writer.CheckpointWriter(session)
     session.checkpoint_log = SimpleNamespace(
