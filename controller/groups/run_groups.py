@@ -128,21 +128,20 @@ class RunGroups:
         )
         trainers, shards = self.group("trainer"), self.group("embedding")
         self._rollout: RolloutHandle | None = None
+        between = {
+            stage: [self.group(name) for name in names]
+            for stage, names in list_between_roles(scenario).items()
+        }
         if self.processes.has_role("rollout"):
             rollouts = make_rollout_options(scenario)
             chunks = {stage: plan.find_chunk(stage, "rollout") for stage in scenario.stages}
-            between = {
-                stage: [self.group(name) for name in names]
-                for stage, names in list_between_roles(scenario).items()
-            }
             self._rollout = RolloutHandle(
                 self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, chunks, between
             )
         self._evaluator = self.group("evaluator")
         self.rewards = self._make_reward_handles()
         other_groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
-        for names in list_between_roles(scenario).values():
-            other_groups += [self.group(name) for name in names if self.group(name).has_method("open")]
+        other_groups += [group for groups in between.values() for group in groups if group.has_method("open")]
         for group in (trainers, shards) if self._ttl_steps else ():
             if group.hosts.name in new_names:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)

@@ -21,7 +21,7 @@ from nonet.controller.scenario import Scenario
 from nonet.errors import NonetError, PlacementError, WorkerLost
 
 if TYPE_CHECKING:
-    from nonet.controller.session.running import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 _LOOK_EVERY_S = 5.0  # between two looks at the nodes of the cluster
 

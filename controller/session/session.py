@@ -33,7 +33,7 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import Scenario, compute_ttl_steps, load_scenario, restore_values
 from nonet.controller.session.artifacts import make_run_stages, open_artifacts
-from nonet.controller.session.bound import BoundRun, write_plan
+from nonet.controller.session.bound_run import BoundRun, write_plan
 from nonet.controller.session.scaling import restore_workers
 from nonet.controller.session.stage_run import StageRun
 from nonet.controller.setup import fix_sources, read_copies, write_run
@@ -144,7 +144,7 @@ class Session(_Run):
         self.record_metrics: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, values: (
             None
         )
-        self._opened = ExitStack()  # closes what was opened, the newest first
+        self._exit_stack = ExitStack()  # closes what was opened, the newest first
 
     @property
     def scenario(self) -> Scenario:
@@ -159,37 +159,25 @@ class Session(_Run):
 
     def __enter__(self) -> Session:
         began, end_phase = time.time(), self.progress.end_phase
-        try:
-            bound = self._bind()
-            began = end_phase(began, bound.trace)
-            facts = open_artifacts(bound, self.folder)
-            began = end_phase(began, bound.trace)
-            running = _open_groups(bound, facts)
-            began = end_phase(began, bound.trace)
+        with self._exit_stack:  # if a phase fails, what was opened is closed
+            bound_run = self._bind()
+            began = end_phase(began, bound_run.trace)
+            facts = open_artifacts(bound_run, self.folder)
+            began = end_phase(began, bound_run.trace)
+            running = _open_groups(bound_run, facts)
+            began = end_phase(began, bound_run.trace)
             running.restore()
-            end_phase(began, bound.trace)
-        except BaseException:
-            self._note_dead_workers()
-            self.close()
-            raise
-        self._running = running
+            end_phase(began, bound_run.trace)
+            self._exit_stack.push(running.finish)
+            self._running, self._exit_stack = running, self._exit_stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        ended_well = False
-        try:
-            if value is None:
-                self.checkpoint_writer.finish(wait=True)
-                ended_well = True
-        finally:
-            if not ended_well:
-                self._note_dead_workers()
-            self.close()
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
+        self._exit_stack.__exit__(kind, value, trace)
 
-    def _note_dead_workers(self) -> None:
-        """Remember which workers have died, for `describe_loss`."""
-        if self.progress.processes:
-            self.dead_workers = self.progress.processes.binding.list_dead_workers()
+    def close(self) -> None:
+        """Wait for an open checkpoint, and stop every process of the run, which can be resumed from its folder."""
+        self._exit_stack.close()
 
     def _bind(self) -> BoundRun:
         """Write the folder of the run, plan on the live cluster, and start the processes of the stage to begin with."""
@@ -200,8 +188,8 @@ class Session(_Run):
         scenario_sha256 = write_run(scenario, self.folder, self.run)
         scenario = scenario.relocate(read_copies(self.run))
         log = CheckpointLog(self.run, scenario_sha256, scenario.checkpoint.keep.last, writer)
-        trace = self._opened.enter_context(closing(open_trace(self.run.trace)))
-        self._opened.callback(log.close)
+        trace = self._exit_stack.enter_context(closing(open_trace(self.run.trace)))
+        self._exit_stack.callback(log.close)
         resumed_from = log.find_resume_checkpoint() if self.resume else None
         scenario = restore_workers(self.run, scenario, resumed_from and resumed_from[1])
         pools = {
@@ -210,7 +198,7 @@ class Session(_Run):
         probes = ClusterProbes(
             self.run.path, pools, scenario.deadlines.probe, lambda text: self.add_note(text)
         )
-        self.progress.probes = self._opened.enter_context(closing(probes))
+        self.progress.probes = self._exit_stack.enter_context(closing(probes))
         probes.check()
         try:
             plan = plan_live(scenario)
@@ -222,10 +210,17 @@ class Session(_Run):
         first_stage = resumed_from[1].stage if resumed_from else next(iter(scenario.stages))
         processes = GroupProcesses(scenario, self.run, plan, self._life_s, trace, first_stage)
         self.progress.processes = processes
-        self._opened.callback(lambda: processes.stop(at_once=bool(self.dead_workers)))
+
+        def stop_processes(kind: object, error: BaseException | None, trace: object) -> None:
+            """Stop the processes; after an error, remember which workers have died, for `describe_loss`."""
+            if error is not None:
+                self.dead_workers = processes.binding.list_dead_workers()
+            processes.stop(at_once=bool(self.dead_workers))
+
+        self._exit_stack.push(stop_processes)
         if writer:
             writer.collect_from(processes.collect_files)
-            self._opened.callback(writer.collect_from, tuple)
+            self._exit_stack.callback(writer.collect_from, tuple)
             if writer is not self._writer:
                 writer.start_commits()
         return BoundRun(
@@ -240,7 +235,7 @@ class Session(_Run):
 
     def _lock_folder(self) -> RunWriter | None:
         """Lock the folder of the run, clear it for a new run, and return the writer of a run in object storage."""
-        self._opened.enter_context(lock_run(self.run))
+        self._exit_stack.enter_context(lock_run(self.run))
         writer, storage = self._writer, self._scenario.storage
         if writer is None:
             writer = open_writer(
@@ -249,14 +244,10 @@ class Session(_Run):
                 timeout_s=self._scenario.deadlines.storage,
             )
             if writer:
-                self._opened.callback(writer.close)
+                self._exit_stack.callback(writer.close)
         if not self.resume:
             self.run.clear_records()
         return writer
-
-    def close(self) -> None:
-        """Stop every process of the run. The run can be resumed from its folder."""
-        self._opened.close()
 
     def describe_loss(self, error: Exception) -> str | None:
         """Describe an error that the loss of a worker caused, or return None if no worker was lost."""
@@ -265,12 +256,12 @@ class Session(_Run):
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
 
-def _open_groups(bound: BoundRun, facts: dict[str, Any]) -> StageRun:
+def _open_groups(bound_run: BoundRun, facts: dict[str, Any]) -> StageRun:
     """Open the artifacts in all roles and form the process groups."""
-    processes = bound.processes
+    processes = bound_run.processes
     folders_by_kind = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
     stages = make_run_stages(processes.scenario, facts, processes.plan)
     steps_by_stage = {name: stage.steps for name, stage in stages.items()}
     ttl_steps_by_table = compute_ttl_steps(processes.scenario, facts["data"], steps_by_stage)
     groups = RunGroups(processes, folders_by_kind, ttl_steps_by_table)
-    return StageRun(bound, facts, stages, groups)
+    return StageRun(bound_run, facts, stages, groups)

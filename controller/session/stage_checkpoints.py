@@ -23,7 +23,7 @@ from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup, make_ranks_name
 
 if TYPE_CHECKING:
-    from nonet.controller.session.running import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 
 def restore_checkpoint(session: RunningSession, path: Path, manifest: Manifest) -> None:

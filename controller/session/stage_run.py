@@ -9,9 +9,9 @@ from typing import Any
 
 from nonet.controller.groups import GroupChange, PromptRequest, RewardScores, RunGroups, publish
 from nonet.controller.record import CONTROLLER
-from nonet.controller.session.bound import BoundRun
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.checkpoint_writer import CheckpointWriter
-from nonet.controller.session.running import RunningSession
+from nonet.controller.session.running_session import RunningSession
 from nonet.controller.session.scaling import WorkerScaling
 from nonet.controller.session.stage_checkpoints import (
     begin_validation,
@@ -30,7 +30,7 @@ class StageRun(RunningSession):
     """The stages of a run, as a loop drives them.
 
     Args:
-        bound: The run with its processes.
+        bound_run: The run with its processes.
         facts: What the tokenise stage reported about the data and artifacts.
         stages: The settings of all stages by name.
         groups: The worker groups, which have opened the artifacts.
@@ -44,9 +44,9 @@ class StageRun(RunningSession):
     """
 
     def __init__(
-        self, bound: BoundRun, facts: dict[str, Any], stages: dict[str, StageSetup], groups: RunGroups
+        self, bound_run: BoundRun, facts: dict[str, Any], stages: dict[str, StageSetup], groups: RunGroups
     ):
-        super().__init__(bound, facts, stages, groups)
+        super().__init__(bound_run, facts, stages, groups)
         self._steering: RewardSteering | None = None
         self.checkpoint_writer = CheckpointWriter(self)
         self.scaling = WorkerScaling(self, self.save_applied_steps)
@@ -60,14 +60,19 @@ class StageRun(RunningSession):
         Raises:
             CheckpointError: The checkpoint was trained from other artifacts.
         """
-        if self._bound.resumed_from:
-            restore_checkpoint(self, *self._bound.resumed_from)
+        if self._bound_run.resumed_from:
+            restore_checkpoint(self, *self._bound_run.resumed_from)
         else:
             load_initial_checkpoint(self)
-        if self._bound.writer:
+        if self._bound_run.writer:
             # Results that were made after the checkpoint have been deleted here, but not on other nodes.
             self.checkpoint_log.store_changes()
             self.groups.processes.refresh_copies()
+
+    def finish(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the checkpoint that is being written, unless an error has ended the loop."""
+        if error is None:
+            self.checkpoint_writer.finish(wait=True)
 
     @property
     def steering(self) -> RewardSteering:

@@ -22,7 +22,7 @@ from nonet.trust import check_attached
 from nonet.workers.runtime import WorkerGroup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.running import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 _TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
 

@@ -13,7 +13,7 @@ from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.session.bound import BoundRun
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.start_notes import make_evaluation_notes
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS

@@ -10,7 +10,7 @@ from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import artifacts
-from nonet.controller.session.bound import BoundRun
+from nonet.controller.session.bound_run import BoundRun
 from nonet.errors import WorkerLost
 from nonet.storage import MountedRun, RunCopy, RunWriter, mounts
 from tests.storage.memory_storage import MemoryStorage
@@ -63,8 +63,8 @@ class World:
             binding=binding,
         )
         log = CheckpointLog(self.run, "", 3, self.writer)
-        bound = BoundRun(processes, log, None, self.writer, None, print, print)  # type: ignore[arg-type]
-        artifacts.open_artifacts(bound, self.folder)
+        bound_run = BoundRun(processes, log, None, self.writer, None, print, print)  # type: ignore[arg-type]
+        artifacts.open_artifacts(bound_run, self.folder)
 
 
 @pytest.fixture

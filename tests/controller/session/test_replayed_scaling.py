@@ -11,7 +11,7 @@ from nonet.controller.record import SCALE, CommandQueue
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import scaling
-from nonet.controller.session.bound import write_plan
+from nonet.controller.session.bound_run import write_plan
 from nonet.controller.session.scaling import WorkerScaling, restore_workers
 from nonet.errors import PlacementError
 

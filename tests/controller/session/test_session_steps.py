@@ -15,7 +15,7 @@ from nonet.controller.groups.run_groups import GroupChange
 from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.controller.scenario.scenario import make_scenario
 from nonet.controller.session import session as sessions
-from nonet.controller.session.bound import BoundRun
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.session import Session
 from nonet.controller.session.stage_run import StageRun
 from nonet.errors import CheckpointError, ConfigError
@@ -109,10 +109,10 @@ class World:
     def open(self, resumed_from=None, writer=None):
         """Return a session of the world's run."""
         facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
-        bound = BoundRun(
+        bound_run = BoundRun(
             self.processes, self.log, Trace(), writer, resumed_from, lambda text: None, lambda *_: None
         )
-        return StageRun(bound, facts, {"pretrain": PRETRAIN, "rl": RL}, self.groups)
+        return StageRun(bound_run, facts, {"pretrain": PRETRAIN, "rl": RL}, self.groups)
 
     def _enter(self, stage, phase):
         self.calls.append(("enter", (stage, phase), {}))
@@ -230,7 +230,8 @@ def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, 
     world.group._answers["save"], world.group._answers["poll_save"] = [None], late
     entered = Session(make_scenario(BODY), run=session.run)
     entered._running = session
-    entered._opened.callback(lambda: world.calls.append(("stop", (), {})))
+    entered._exit_stack.callback(lambda: world.calls.append(("stop", (), {})))
+    entered._exit_stack.push(session.finish)
     session.begin("pretrain")
     session.commit(2)
     session.commit(3)
@@ -314,7 +315,7 @@ def opening(tmp_path, monkeypatch):
         def stop(self, at_once):
             log.append(("stopped", at_once))
 
-    def fail(bound, folder):
+    def fail(bound_run, folder):
         raise RuntimeError("the call failed")
 
     names = {"CheckpointLog": "log", "open_trace": "trace", "ClusterProbes": "probes"}

@@ -16,7 +16,7 @@ from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.session.bound import BoundRun
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.stage_run import StageRun
 from nonet.controller.stages._loops import run_stage
 from nonet.errors import WorkerLost
@@ -134,7 +134,7 @@ class World:
         )
         self.recorder, self.dead = Recorder(), list[str]()
         self.resumed_from = log.find_resume_checkpoint() if resume else None
-        bound = BoundRun(
+        bound_run = BoundRun(
             processes,  # type: ignore[arg-type]
             log,
             Trace(),  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ class World:
             lambda *_: None,
         )
         facts = {"artifacts": {}, "data": {"held_out": {"valid": valid}}}
-        self.session = StageRun(bound, facts, stages, groups)  # type: ignore[arg-type]
+        self.session = StageRun(bound_run, facts, stages, groups)  # type: ignore[arg-type]
 
     def play(self, stage: str = "pretrain", stopped=lambda: False) -> World:
         if self.resumed_from:

@@ -10,7 +10,7 @@ from nonet.controller.plan import Plan
 from nonet.controller.record import Manifest
 from nonet.controller.scenario import Scenario
 from nonet.controller.session.artifacts import make_run_stages
-from nonet.controller.session.bound import BoundRun, write_plan
+from nonet.controller.session.bound_run import BoundRun, write_plan
 from nonet.controller.session.objectives import RewardObjectives
 from nonet.controller.session.stage_validation import StageValidation
 from nonet.controller.setup import renumber_stages
@@ -23,7 +23,7 @@ class RunningSession:
     """The groups of a run, and how far its stages are.
 
     Args:
-        bound: The run with its processes.
+        bound_run: The run with its processes.
         facts: What the tokenise stage reported about the data and artifacts.
         stages: The settings of all stages by name.
         groups: The worker groups, which have opened the artifacts.
@@ -49,17 +49,17 @@ class RunningSession:
     """
 
     def __init__(
-        self, bound: BoundRun, facts: dict[str, Any], stages: dict[str, StageSetup], groups: RunGroups
+        self, bound_run: BoundRun, facts: dict[str, Any], stages: dict[str, StageSetup], groups: RunGroups
     ):
-        self._bound, self.facts, self.stages, self.groups = bound, facts, stages, groups
-        processes = bound.processes
+        self._bound_run, self.facts, self.stages, self.groups = bound_run, facts, stages, groups
+        processes = bound_run.processes
         self.run, self.scenario, self.plan = processes.run, processes.scenario, processes.plan
         self.deadlines = processes.deadlines
-        self.checkpoint_log, self.trace = bound.checkpoint_log, bound.trace
-        self.add_note, self.record_metrics = bound.add_note, bound.record_metrics
-        self.restored = bound.resumed_from[1] if bound.resumed_from else None
+        self.checkpoint_log, self.trace = bound_run.checkpoint_log, bound_run.trace
+        self.add_note, self.record_metrics = bound_run.add_note, bound_run.record_metrics
+        self.restored = bound_run.resumed_from[1] if bound_run.resumed_from else None
         self.published = Published(self.restored.version) if self.restored else Published()
-        self.require_stored = bound.require_stored
+        self.require_stored = bound_run.require_stored
         self._stage: str | None = None  # the name of the current stage
         self.step: int | None = None
         self.applied_steps = 0
