@@ -219,7 +219,7 @@ class Pipeline:
         if warning := self.session.checkpoint_log.check_writer():
             self.recorder.add_event("note", text=warning)
         self._collect_results()
-        if warning := self.session.groups.pop_warning():
+        if warning := self.session.groups.processes.pop_warning():
             self.recorder.add_event("note", text=warning)
         self.session.trace.collect_due(self.session.groups.hosts.values())
 

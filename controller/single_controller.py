@@ -24,6 +24,7 @@ import ray
 from ray.exceptions import RayError
 
 from nonet.controller.groups import (
+    ORPHAN_TIMEOUT_S,
     Heartbeat,
     Lease,
     Moment,
@@ -70,7 +71,7 @@ class ControllerTask:
     run: str
     resume: bool = False
     detached: bool = False
-    timeout_s: float = 60.0
+    timeout_s: float = ORPHAN_TIMEOUT_S
     token: str = ""
     mounts: tuple[MountedRun, ...] = ()
 
@@ -302,12 +303,11 @@ class SingleController:
         session, thread_id = self._session, self._task_thread.ident or 0
         if session is None:
             return SessionView("start")
-        phase = next((phase for phase in session.PHASES if phase not in session.seconds), "")
+        phase, groups, probes = session.progress.phase, session.progress.processes, session.progress.probes
 
         def describe_own_activity(elapsed_s: float) -> str:
             return describe_activity("the controller", phase or "a stage", elapsed_s, thread_id).describe()
 
-        groups, probes = getattr(session, "groups", None), getattr(session, "probes", None)
         isolated = [entry.describe() for entry in probes.list_isolated()] if probes else []
         if groups is None and self._missing_place:
             missing_place = self._missing_place

@@ -141,7 +141,7 @@ def test_an_interrupted_download_leaves_no_copy(store, monkeypatch, tmp_path):
     def fail(*args):
         raise OSError("connection reset")
 
-    monkeypatch.setattr(addresses, "_WAITS_S", (0.0,))
+    monkeypatch.setattr(addresses, "_PAUSES_S", (0.0,))
     monkeypatch.setattr(addresses.os, "replace", fail)
     with pytest.raises(OSError, match="reset"):
         fetch_folder("s3://models/tiny", "model.path")

@@ -113,8 +113,8 @@ def test_while_the_holder_of_the_lock_is_suspended_nothing_is_appended_and_reade
     suspended, other = LineJournal(path, options), LineJournal(path, options)
     other.append(b"before")
     waits: list[float] = []
-    monkeypatch.setattr(journal, "_LOCK_WAIT_S", 0.5)
-    monkeypatch.setattr(journal, "_STUCK_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(journal, "_LOCK_PATIENCE_S", 0.5)
+    monkeypatch.setattr(journal, "_STUCK_LOCK_PATIENCE_S", 0.0)
     with suspended._hold_lock():
         with pytest.raises(
             DeadlineExceeded, match=r"another process .* nothing was stored; it may be suspended"

@@ -17,11 +17,11 @@ PAGES = yaml.read(ROOT / "tests/promises.yaml")
 GUARANTEES, EXACTLY_ONCE = "explanation/guarantees", "explanation/exactly-once"
 CLUSTERS, SERVE, HTTP = "how-to/clusters", "how-to/serve", "reference/http"
 NUMBERS = [
-    (GUARANTEES, "at most 5 seconds of metrics", "storage.run_writer:COMMIT_S", 5),
-    (GUARANTEES, "uploaded in parts every five seconds", "storage.run_writer:COMMIT_S", 5),
+    (GUARANTEES, "at most 5 seconds of metrics", "storage.run_writer:COMMIT_EVERY_S", 5),
+    (GUARANTEES, "uploaded in parts every five seconds", "storage.run_writer:COMMIT_EVERY_S", 5),
     (GUARANTEES, "15 minutes by default", "deadlines:DEFAULTS.storage", 900),
-    (GUARANTEES, "the first one after 3 seconds", "journal:_LOCK_WAIT_S", 3),
-    (GUARANTEES, "as above, every 10 seconds", "controller.record.trace:COLLECT_S", 10),
+    (GUARANTEES, "the first one after 3 seconds", "journal:_LOCK_PATIENCE_S", 3),
+    (GUARANTEES, "as above, every 10 seconds", "controller.record.trace:COLLECT_EVERY_S", 10),
     (GUARANTEES, "have not named it for a minute", "storage.run_writer:READ_GRACE_S", 60),
     (GUARANTEES, "older than 15 minutes by the clock", "storage.run_writer:GARBAGE_GRACE_S", 900),
     (GUARANTEES, "A file above 64 MB", "storage.run_tree:PART_BYTES", 64 << 20),
@@ -41,7 +41,12 @@ NUMBERS = [
     (CLUSTERS, "stores nothing for a minute", "storage.mounts:_ALIVE_S", 60),
     (CLUSTERS, "a young head for at most a minute", "storage.mounts:_ALIVE_S", 60),
     (CLUSTERS, "`NONET_CACHE_BYTES` (50GB)", "cache:_DEFAULT_BYTES", "50GB"),
-    (CLUSTERS, "about 15 seconds ago", "controller.groups.run_status:ALIVE_S", 10),  # and COMMIT_S
+    (
+        CLUSTERS,
+        "about 15 seconds ago",
+        "controller.groups.run_status:ALIVE_EVERY_S",
+        10,
+    ),  # and COMMIT_EVERY_S
     (CLUSTERS, "suspended for 1 to 4 seconds", "deploy.after.chaos.faults:_SLOW_S", (1, 4)),
     (CLUSTERS, "0.3 s per 64 KiB", "deploy.after.chaos.connections:_SLOW_S", 0.3),
     (CLUSTERS, "0.3 s per 64 KiB", "deploy.after.chaos.connections:_CHUNK_BYTES", 64 << 10),
@@ -59,7 +64,7 @@ NUMBERS = [
     (HTTP, "the newest 131,072 ids", "deploy.opened.histories:_MAX_POST_IDS", 131_072),
     (HTTP, "most of the last 100 requests", "deploy.serving.service.service:_JOIN_OUTCOMES", 100),
     (HTTP, "at most a tenth of that time and an hour", "journal:_SEGMENT_SHARE", 0.1),
-    (HTTP, "at most a tenth of that time and an hour", "deploy.opened.histories:_EXPIRE_S", 3600),
+    (HTTP, "at most a tenth of that time and an hour", "deploy.opened.histories:_EXPIRE_EVERY_S", 3600),
 ]
 
 

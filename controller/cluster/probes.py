@@ -26,7 +26,7 @@ from nonet.controller.cluster.view import Node
 from nonet.errors import PlacementError
 from nonet.workers.devices import PoolEnvironment, get_device, probe_devices, probe_host
 
-_LOOK_S = 2.0  # between two looks for isolated nodes and devices that are to be probed again
+_LOOK_EVERY_S = 2.0  # between two looks for isolated nodes and devices that are to be probed again
 
 
 class ClusterProbes:
@@ -202,7 +202,7 @@ class ClusterProbes:
 
     def _probe_again(self) -> None:
         """Probe isolated nodes and devices when their pauses are over, until `close`."""
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_LOOK_EVERY_S):
             with self._lock:
                 for entry in self.list_isolated():
                     if self._ended.is_set() or not self._record.is_due(entry):

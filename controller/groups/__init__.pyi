@@ -1,10 +1,13 @@
 from .binding import GroupBinding as GroupBinding
 from .binding import plan_live as plan_live
+from .group_processes import GroupChange as GroupChange
+from .group_processes import GroupProcesses as GroupProcesses
 from .handles import EmbeddingHandle as EmbeddingHandle
 from .handles import PromptRequest as PromptRequest
 from .handles import RolloutHandle as RolloutHandle
 from .handles import TrainerHandle as TrainerHandle
 from .lifetimes import CONTROLLER as CONTROLLER
+from .lifetimes import ORPHAN_TIMEOUT_S as ORPHAN_TIMEOUT_S
 from .lifetimes import Heartbeat as Heartbeat
 from .lifetimes import Lease as Lease
 from .lifetimes import list_controlled_runs as list_controlled_runs
@@ -17,7 +20,6 @@ from .publishing import Published as Published
 from .publishing import publish as publish
 from .reward_handles import RewardHandles as RewardHandles
 from .reward_handles import RewardScores as RewardScores
-from .run_groups import GroupChange as GroupChange
 from .run_groups import RunGroups as RunGroups
 from .run_status import SessionView as SessionView
 from .run_status import StatusReporter as StatusReporter

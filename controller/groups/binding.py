@@ -29,15 +29,15 @@ from nonet.errors import PlacementError
 from nonet.workers.devices import PoolEnvironment
 from nonet.workers.runtime import OWNED, ActorGroup, GroupLifetime, RoleSpec, WorkerResources
 
-NO_ROOM_S = 1.0  # how long Ray must report that a group has no room before binding fails
+NO_ROOM_PATIENCE_S = 1.0  # how long Ray must report that a group has no room before binding fails
 PATIENCE_S = (
     0.8  # how long planning is repeated: resources of a run that just ended become free some 100 ms late
 )
-STOP_S = 10.0  # how long processes may take to call the teardown of their roles
-GONE_S = 20.0  # how long the names of stopped workers may stay in use
+STOP_GRACE_S = 10.0  # how long processes may take to call the teardown of their roles
+GONE_PATIENCE_S = 20.0  # how long the names of stopped workers may stay in use
 RESTARTS = -1  # Ray restarts a stateless worker without limit; whoever awaits its answer limits the attempts
 _FIRST_POLL_S, _POLL_S = 0.002, 0.02  # the first pause between looks at placement groups, and the longest
-_SETTLE_S = 0.4  # how long an error waits for a consistent view of the cluster
+_SETTLE_PATIENCE_S = 0.4  # how long an error waits for a consistent view of the cluster
 _NO_ROOM_STATES = ("NO_RESOURCES", "INFEASIBLE")  # scheduling states that Ray reports
 
 __all__ = ["GroupBinding", "plan_live", "read_live_view"]
@@ -111,7 +111,7 @@ class GroupBinding:
                     lambda: (
                         not gone & {worker.rpartition("-")[0] for worker in self._list_remaining_workers()}
                     ),
-                    GONE_S,
+                    GONE_PATIENCE_S,
                 )
             staying = tuple(group for group in self.groups if group.name not in stops)
             self.groups = (*staying, *starts)
@@ -154,7 +154,7 @@ class GroupBinding:
         reserved = {name: self._placement_groups[name] for name in names if name in self._placement_groups}
         stop_refs = [] if at_once else [ref for hosts in running for ref in hosts.request_stop()]
         if stop_refs:
-            ray.wait(stop_refs, num_returns=len(stop_refs), timeout=STOP_S)
+            ray.wait(stop_refs, num_returns=len(stop_refs), timeout=STOP_GRACE_S)
         for hosts in running:
             hosts.kill()
         for group in reserved.values():
@@ -193,8 +193,8 @@ class GroupBinding:
         """Wait for all placement groups.
 
         Raises:
-            PlacementError: Ray has reported for NO_ROOM_S seconds that a group has no room, or a group is not there within the
-                start deadline. All groups are stopped then.
+            PlacementError: Ray has reported for NO_ROOM_PATIENCE_S seconds that a group has no room, or a group is not there
+                within the start deadline. All groups are stopped then.
         """
         began, pause_s = time.monotonic(), _FIRST_POLL_S
         waiting = set(self._placement_groups)
@@ -210,7 +210,7 @@ class GroupBinding:
                 if name in waiting
                 and (
                     waited > self._deadlines.start
-                    or (states[name][1] in _NO_ROOM_STATES and waited > NO_ROOM_S)
+                    or (states[name][1] in _NO_ROOM_STATES and waited > NO_ROOM_PATIENCE_S)
                 )
             ]
             if late:
@@ -222,7 +222,7 @@ class GroupBinding:
         """Stop all groups and raise PlacementError, which says who holds the resources that a group was planned on."""
         group = next(group for group in self.groups if group.name == name)
         self.stop()
-        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_SETTLE_S)))
+        raise PlacementError(describe_lost_room(group, wait_for_settled_view(_SETTLE_PATIENCE_S)))
 
 
 def _is_stateless(group: GroupPlan) -> bool:

@@ -30,7 +30,7 @@ from nonet.workers.runtime import NAMESPACE, ActorGroup
 
 ORPHAN_TIMEOUT_S = 60.0  # the default of $NONET_ORPHAN_TIMEOUT_S
 CONTROLLER = "controller"  # the actor {run}/controller
-_REAP_TIMEOUT_S = 20.0  # how long `reap_run` waits until killed processes have disappeared
+_REAP_PATIENCE_S = 20.0  # how long `reap_run` waits until killed processes have disappeared
 _MAX_WARNING_CAUSES = 8  # causes of failed heartbeats that a warning names
 
 
@@ -226,8 +226,8 @@ def _find_remains() -> dict[str, RunRemains]:
 
 
 def _wait_until_gone(remains: Collection[RunRemains]) -> None:
-    """Wait until removed actors and placement groups are gone, at most `_REAP_TIMEOUT_S` seconds."""
-    deadline = time.monotonic() + _REAP_TIMEOUT_S
+    """Wait until removed actors and placement groups are gone, at most `_REAP_PATIENCE_S` seconds."""
+    deadline = time.monotonic() + _REAP_PATIENCE_S
     while any(found.has_survivors() for found in remains) and time.monotonic() < deadline:
         time.sleep(0.1)
 

@@ -1,128 +1,56 @@
-"""RunGroups: starts the worker groups of a run, opens the artifacts in them, and changes the groups between steps.
+"""RunGroups: opens the artifacts in the groups of a run, and holds the handles through which they are called.
 
-A stage with its own roles gets the groups of its re-plan, and so does a run whose number of workers changes. Unchanged
-groups stay. The others are stopped and started again, and open the artifacts. If a group that trains is among them, the
-training groups join a new process group and load the newest checkpoint. Groups that do not fit on their device together take
-turns through the `Offloader`.
+If a group that trains is stopped and started again, the training groups join a new process group and load the newest
+checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
-
-from nonet.controller.groups.binding import RESTARTS, GroupBinding
+from nonet.controller.groups.group_processes import GroupChange, GroupProcesses
 from nonet.controller.groups.handles import RolloutHandle, TrainerHandle, join_training_groups
-from nonet.controller.groups.lifetimes import keep_alive
-from nonet.controller.groups.offload import Offloader
 from nonet.controller.groups.reward_handles import RewardHandles
-from nonet.controller.groups.watchdog import Watchdog
-from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
-from nonet.controller.record import ChromeTrace, RunFolder, check_shared
-from nonet.controller.scenario import RewardOptions, Role, Scenario
+from nonet.controller.scenario import RewardOptions, Scenario
 from nonet.controller.setup import (
     list_between_roles,
     list_reward_options,
     make_baseline_options,
-    make_reward_spec,
-    make_role_specs,
     make_rollout_options,
 )
-from nonet.deadlines import suggest_longer_deadline
-from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
+from nonet.errors import ConfigError, NonetError
 from nonet.models.baselines.kinds import BASELINES
-from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles import StageSetup
-from nonet.workers.roles.kinds import get_gang_roles
-from nonet.workers.runtime import PING_S, ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
-
-
-@dataclass(frozen=True, slots=True)
-class GroupChange:
-    """The groups to stop and start before a stage; falsy if there are none.
-
-    Attributes:
-        stops: The names of the groups to stop.
-        starts: The groups to start.
-        kept: The groups that stay, but with another number of threads.
-    """
-
-    stops: tuple[str, ...]
-    starts: tuple[GroupPlan, ...]
-    kept: tuple[GroupPlan, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.stops or self.starts)
-
-    def describe(self) -> str:
-        """Describe the change, such as "stopped trainer; started trainer x1, rollout x2"."""
-        started = ", ".join(f"{group.name} x{group.workers}" for group in self.starts)
-        return f"stopped {', '.join(self.stops) or 'nothing'}; started {started or 'nothing'}"
+from nonet.workers.runtime import WorkerGroup
 
 
 class RunGroups:
-    """The groups of a run as handles, and the processes behind them.
+    """The groups of a run as handles. Creating it opens the artifacts in all groups and joins the process group.
 
     Args:
-        scenario: The scenario.
-        run: The folder of the run.
-        plan: The plan, with the groups of every stage.
-        life_s: If 0, the processes end with this process. If above 0, they are detached and end after this many seconds
-            without a heartbeat.
-        trace: Takes the spans of the workers.
-        stage: The stage whose groups are started first.
+        processes: The processes of the groups.
+        folders: The folders of the artifacts, by kind.
+        ttl_steps: The number of steps after which a table drops an unused row, by table.
+
+    Attributes:
+        processes: The processes of the groups.
+        binding: The plans of the groups that run now.
+        hosts: The processes of each group that runs now, by its name.
+        offloader: What moves groups to their devices and from them.
+        deadlines: The timeouts of waits.
+        trainer: The trainers and the shards of the sparse tables.
+        rewards: The rewards, by stage.
+        parameters: The number of dense parameters.
+        notes: What the trainers say about themselves.
     """
 
-    def __init__(
-        self, scenario: Scenario, run: RunFolder, plan: Plan, life_s: float, trace: ChromeTrace, stage: str
-    ):
-        self.scenario, self.plan, self._trace, self._epoch = scenario, plan, trace, 0
-        self._results, self._buckets = str(run.results), 0
-        self._has_own_baselines = any(
-            config["use"] not in BASELINES.list_shipped()
-            for config in make_baseline_options(scenario).values()
-        )
-        envs = {name: pool.env.model_dump() for name, pool in scenario.pools.items() if pool.env}
-        specs = make_role_specs(scenario, run)
-        self.deadlines = scenario.deadlines
-        self._life = GroupLifetime(run.id, life_s)
-        self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
-        self.hosts = self.binding.hosts
-        self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
-        self._run = run
-        self._collected_counts: dict[Any, int] = {}  # files that `collect_files` has returned, by actor
-        self._collecting: dict[Any, Any] = {}  # its calls that have no answer yet, by actor
-        self._watchdog = Watchdog(run.path, self.hosts)
-        self._attach_watchdog()
-        self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
-        self._check_shared_or_stop(self.hosts)
-
-    def stop(self, *, at_once: bool = False) -> None:
-        """Stop every process.
-
-        Args:
-            at_once: Whether to kill the processes without calling the teardown of their roles.
-        """
-        if self._heartbeat:
-            self._heartbeat.stop()
-        if not at_once:
-            self._trace.collect(self.hosts.values())
-        self.binding.stop(at_once=at_once)
-
-    def pop_warning(self) -> str:
-        """Return a text about heartbeats that failed since the last call, empty without failures."""
-        return self._heartbeat.pop_warning() if self._heartbeat else ""
-
-    @property
-    def silent_workers(self) -> int:
-        """The number of workers that did not answer the last heartbeat."""
-        return self._heartbeat.last_failures if self._heartbeat else 0
+    def __init__(self, processes: GroupProcesses, folders: Mapping[str, str], ttl_steps: Mapping[str, int]):
+        self.processes, self._folders, self._ttl_steps, self._epoch = processes, dict(folders), ttl_steps, 0
+        self.binding, self.hosts, self.offloader = processes.binding, processes.hosts, processes.offloader
+        self.group, self.find_due_change = processes.group, processes.find_due_change
+        self.deadlines = processes.deadlines
+        self._open({group.name for group in self.binding.groups})
 
     @property
     def evaluator(self) -> WorkerGroup:
@@ -135,95 +63,26 @@ class RunGroups:
             self._evaluator_opened.get(self.deadlines.open)
         return self._evaluator
 
-    def group(self, role: str) -> WorkerGroup:
-        """Return the current group that holds a role.
+    @property
+    def rollout(self) -> RolloutHandle:
+        """The rollouts.
 
         Raises:
-            ConfigError: No group of the run holds the role.
+            ConfigError: The run has none.
         """
-        group = next((group for group in self.binding.groups if role in group.roles), None)
-        if group is None or group.name not in self.hosts:
-            roles = ", ".join(name for group in self.binding.groups for name in group.roles)
-            raise ConfigError(f"no group of this run holds the role {role!r}; roles: {roles}")
-        kind = self.scenario.roles.get(role, Role()).find_kind(role)
-        ranks_per_share = (
-            self.scenario.tensor_ranks if kind.follows_shares and "trainer" in group.roles else 1
-        )
-        return WorkerGroup.from_actors(self.hosts[group.name], role, ranks_per_share)
+        if self._rollout is None:
+            raise ConfigError("this run has no rollouts: no stage of it generates")
+        return self._rollout
 
     def start_reward(self, stage: str, name: str, options: RewardOptions) -> WorkerGroup:
-        """Start the processes of a reward that is not in the plan, on any node with room, and return their group.
-
-        If this fails, its processes are stopped.
-
-        Raises:
-            PlacementError: There is no room.
-            ConfigError: The reward's options are wrong.
-        """
-        role, free = f"{stage}.reward.{name}", float(ray.available_resources().get("CPU", 0.0))
-        if free < LIGHT_CPUS * options.workers:
-            raise PlacementError(
-                f"reward {name!r} asks for {options.workers} x {LIGHT_CPUS:g} CPU, free are {free:g}; detach another, or give "
-                "it fewer workers"
-            )
-        spec = make_reward_spec(self.scenario, self._run, name, options)
-        life = replace(self._life, restarts=RESTARTS)
-        hosts = ActorGroup(
-            {role: spec},
-            workers=options.workers,
-            name=role,
-            life=life,
-            seat=WorkerResources(cpus=LIGHT_CPUS, threads=0),
-            deadlines=self.deadlines,
-        )
-        self.hosts[role] = hosts
-        self._attach_watchdog()
+        """Start a reward that is not in the plan, and open the artifacts in it (`GroupProcesses.start_reward`)."""
+        group = self.processes.start_reward(stage, name, options)
         try:
-            hosts.wait_until_ready()
-            group = WorkerGroup.from_actors(hosts, role)
             group.open(self._folders).get(self.deadlines.open)
         except NonetError:
-            self.stop_reward(stage, name)
+            self.processes.stop_reward(stage, name)
             raise
         return group
-
-    def stop_reward(self, stage: str, name: str) -> None:
-        """Stop the processes of an attached reward; those of planned rewards stay idle until the run ends."""
-        role = f"{stage}.reward.{name}"
-        if not any(group.name == role for group in self.binding.groups) and role in self.hosts:
-            self.hosts.pop(role).kill()
-
-    def open(self, folders: Mapping[str, str], ttl_steps: Mapping[str, int]) -> None:
-        """Open the artifacts in all groups and join the process group.
-
-        Args:
-            folders: The folders of the artifacts, by kind.
-            ttl_steps: The number of steps after which a table drops an unused row, by table.
-        """
-        self._ttl_steps = ttl_steps
-        self._open(folders, {group.name for group in self.binding.groups})
-
-    def find_due_change(self, stage: str, plan: Plan | None = None) -> GroupChange:
-        """Return the groups to stop and to start before a stage; falsy if all of its groups are already running.
-
-        Args:
-            stage: The name of the stage.
-            plan: The plan to follow; by default the current one.
-        """
-        planned = {group.name: group for group in (plan or self.plan).list_groups(stage)}
-        running = {group.name: group for group in self.binding.groups}
-        staying = {
-            name for name, group in planned.items() if name in running and _is_unchanged(group, running[name])
-        }
-        stops = tuple(name for name in running if name not in staying)
-        starts = tuple(group for name, group in planned.items() if name not in staying)
-        rethreaded = tuple(planned[name] for name in sorted(staying) if planned[name] != running[name])
-        return GroupChange(stops, starts, rethreaded)
-
-    def replace_plan(self, scenario: Scenario, plan: Plan) -> None:
-        """Follow another plan from now on; `change` must be called next with what `find_due_change` returns."""
-        self.scenario, self.plan = scenario, plan
-        self.offloader.replace_ledger(plan.ledger)
 
     def change(
         self, change: GroupChange, checkpoint: Path | None, resumed_stage: StageSetup | None = None
@@ -238,20 +97,12 @@ class RunGroups:
             resumed_stage: The stage that continues from the checkpoint; None if a stage begins with it. The stage attaches
                 its rewards that are not in the plan again, so their workers are stopped.
         """
-        started, trained_before = {group.name for group in change.starts}, self._list_training_groups()
-        planned = {group.name for group in self.binding.groups}
-        attached = [name for name in self.hosts if name not in planned] if resumed_stage else []
-        stops = (*change.stops, *attached)
-        self._trace.collect(self.hosts[name] for name in stops)
-        self.binding.change(stops, change.starts)
-        self._attach_watchdog()
-        self._check_shared_or_stop(started)
-        self.binding.set_threads(change.kept)
-        for name in started:
-            self.offloader.mark_resident(name)
-        regroup = bool((started | set(change.stops)) & (trained_before | self._list_training_groups()))
+        trained_before = self.processes.list_training_groups()
+        started = self.processes.change(change, stops_attached=resumed_stage is not None)
+        training = trained_before | self.processes.list_training_groups()
+        regroup = bool((started | set(change.stops)) & training)
         self._epoch += regroup
-        self._open(self._folders, started)
+        self._open(started)
         if regroup and checkpoint is not None:
             self.load(checkpoint, resumed_stage)
 
@@ -267,104 +118,40 @@ class RunGroups:
         for call in load_calls:
             call.get(self.deadlines.open)
 
-    def collect_files(self) -> list[tuple[str, FileEntry]]:
-        """Return the results and artifacts of a stored run that workers on other nodes have stored since the last call.
-
-        A worker that does not answer within seconds is not waited for; a later call returns its answer.
-        """
-        folder, collected = str(self._run.path), list[tuple[str, FileEntry]]()
-        for actor in self._list_remote_actors():
-            if actor not in self._collecting:
-                self._collecting[actor] = actor.list_put.remote(folder, self._collected_counts.get(actor, 0))
-        calls = list(self._collecting.values())
-        answered = ray.wait(calls, num_returns=len(calls), timeout=PING_S)[0] if calls else []
-        for actor in [actor for actor, call in self._collecting.items() if call in answered]:
-            # A lost worker is reported by the calls of its roles, and by `Session.require_stored`.
-            with contextlib.suppress(RayError):
-                entries = ray.get(self._collecting.pop(actor))
-                self._collected_counts[actor] = self._collected_counts.get(actor, 0) + len(entries)
-                collected += entries
-        return collected
-
-    def refresh_copies(self) -> None:
-        """Make the local copies of a stored run on other nodes equal to the stored run, from which results were deleted.
-
-        Raises:
-            WorkerLost: A worker died.
-            DeadlineExceeded: A worker did not answer.
-        """
-        folder, copy = str(self._run.path), find_copy(self._run.path)
-        if isinstance(copy, RunCopy):
-            generation = copy.raise_generation()
-            for hosts in list(self.hosts.values()):
-                hosts.begin_generation(folder, generation)
-        calls = [actor.refresh_copy.remote(folder) for actor in self._list_remote_actors()]
-        try:
-            ray.get(calls, timeout=self.deadlines.open)
-        except GetTimeoutError:
-            raise DeadlineExceeded(
-                f"a worker did not fetch the run's files within {float(self.deadlines.open):g} s"
-                f"{suggest_longer_deadline(self.deadlines.open)}"
-            ) from None
-        except RayActorError as error:
-            raise WorkerLost(f"a worker died while it fetched the run's files: {error}") from error
-
-    def _list_remote_actors(self) -> list[Any]:
-        """Return the actors on other nodes."""
-        own_node = ray.get_runtime_context().get_node_id()[:8]
-        ready = [entry for hosts in list(self.hosts.values()) for entry in hosts.list_ready_actors()]
-        return [actor for node, actor in ready if node != own_node]
-
-    def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
-        """Check that the workers of new groups reach the run's folder, unless the run is stored; if not, stop all processes.
-
-        Raises:
-            PlacementError: A worker on another node does not reach it.
-        """
-        if find_copy(self._run.path) is not None:
-            return
-        nodes = {node for group in self.binding.groups if group.name in new_names for node in group.nodes}
-        own_node = ray.get_runtime_context().get_node_id()
-        try:
-            check_shared(self._run, [self.hosts[name] for name in new_names], {*nodes, own_node})
-        except NonetError:
-            self.stop(at_once=True)
-            raise
-
-    def _open(self, folders: Mapping[str, str], new_names: Collection[str]) -> None:
+    def _open(self, new_names: Collection[str]) -> None:
         """Create all handles again, join new training groups in a process group, and open the artifacts in new groups."""
-        self._folders = dict(folders)
+        scenario, plan = self.processes.scenario, self.processes.plan
         for name in new_names:
             self.hosts[name].wait_until_ready()
         self.offloader.stages = frozenset(
-            stage for stage in self.scenario.stages if not self.find_due_change(stage)
+            stage for stage in scenario.stages if not self.find_due_change(stage)
         )
         trainers, shards = self.group("trainer"), self.group("embedding")
-        if self._has_role("rollout"):
-            rollouts = make_rollout_options(self.scenario)
-            chunks = {stage: self.plan.find_chunk(stage, "rollout") for stage in self.scenario.stages}
-            between = {
-                stage: [self.group(name) for name in names]
-                for stage, names in list_between_roles(self.scenario).items()
-            }
-            self.rollout = RolloutHandle(
+        self._rollout: RolloutHandle | None = None
+        between = {
+            stage: [self.group(name) for name in names]
+            for stage, names in list_between_roles(scenario).items()
+        }
+        if self.processes.has_role("rollout"):
+            rollouts = make_rollout_options(scenario)
+            chunks = {stage: plan.find_chunk(stage, "rollout") for stage in scenario.stages}
+            self._rollout = RolloutHandle(
                 self.group("rollout"), rollouts, self.offloader.enter, self.deadlines, chunks, between
             )
         self._evaluator = self.group("evaluator")
         self.rewards = self._make_reward_handles()
         other_groups = [group for handles in self.rewards.values() for group in handles.groups.values()]
-        for names in list_between_roles(self.scenario).values():
-            other_groups += [self.group(name) for name in names if self.group(name).has_method("open")]
+        other_groups += [group for groups in between.values() for group in groups if group.has_method("open")]
         for group in (trainers, shards) if self._ttl_steps else ():
             if group.hosts.name in new_names:
                 group.set_ttl_steps(self._ttl_steps).get(self.deadlines.open)
-        if self._list_training_groups() & set(new_names):
+        if self.processes.list_training_groups() & set(new_names):
             self._join_process_group(trainers, shards)
-        trainer_call = trainers.open(folders) if trainers.hosts.name in new_names else None
-        open_calls = [group.open(folders) for group in other_groups if group.hosts.name in new_names]
+        trainer_call = trainers.open(self._folders) if trainers.hosts.name in new_names else None
+        open_calls = [group.open(self._folders) for group in other_groups if group.hosts.name in new_names]
         if self._evaluator.hosts.name in new_names:
-            self._evaluator_opened = self._evaluator.open(folders, self._results)
-            if self._has_own_baselines:  # errors in user code are raised before anything is trained
+            self._evaluator_opened = self._evaluator.open(self._folders, str(self.processes.run.results))
+            if _has_own_baselines(scenario):  # errors in user code are raised before anything is trained
                 open_calls.append(self._evaluator_opened)
         if trainer_call is not None:
             facts = trainer_call.get(self.deadlines.open)[0]
@@ -377,38 +164,25 @@ class RunGroups:
             self.offloader.enter,
             self.deadlines,
             buckets=self._buckets,
-            delta=self.scenario.weights.publish == "delta",
+            delta=scenario.weights.publish == "delta",
         )
-        if self._has_role("rollout") and self.rollout.group.hosts.name in new_names:
-            self.rollout.group.open(folders).get(self.deadlines.open)
+        if self._rollout and self._rollout.group.hosts.name in new_names:
+            self._rollout.group.open(self._folders).get(self.deadlines.open)
         for call in open_calls:
             call.get(self.deadlines.open)
-
-    def _has_role(self, role: str) -> bool:
-        """Return whether a running group holds a role."""
-        return any(role in group.roles for group in self.binding.groups)
-
-    def _attach_watchdog(self) -> None:
-        """Set the watchdog of every group, which explains a wait that exceeds its deadline."""
-        for hosts in self.hosts.values():
-            hosts.watchdog = self._watchdog
 
     def _join_process_group(self, trainers: WorkerGroup, shards: WorkerGroup) -> None:
         """Join trainers and shards in a process group; once it replaces an older one, ranks refuse calls of the older one."""
         if self._epoch:
-            for name in sorted(self._list_training_groups()):
+            for name in sorted(self.processes.list_training_groups()):
                 self.hosts[name].begin_epoch(self._epoch)
         join_training_groups(trainers, shards, self.deadlines, self._epoch)
-
-    def _list_training_groups(self) -> set[str]:
-        """Return the names of the groups that train together."""
-        return {group.name for group in self.binding.groups if get_gang_roles() & set(group.roles)}
 
     def _make_reward_handles(self) -> dict[str, RewardHandles]:
         """Create the handles of the rewards, by stage."""
         groups_by_stage: dict[str, dict[str, WorkerGroup]] = {}
         timeouts: dict[str, dict[str, float]] = {}
-        for stage, name, options in list_reward_options(self.scenario):
+        for stage, name, options in list_reward_options(self.processes.scenario):
             groups_by_stage.setdefault(stage, {})[name] = self.group(f"{stage}.reward.{name}")
             timeouts.setdefault(stage, {})[name] = options.timeout_s
         return {
@@ -419,6 +193,7 @@ class RunGroups:
         }
 
 
-def _is_unchanged(planned: GroupPlan, running: GroupPlan) -> bool:
-    """Return whether two plans of a group differ at most in a number of threads above 0, which can be set without a restart."""
-    return replace(planned, threads=bool(planned.threads)) == replace(running, threads=bool(running.threads))
+def _has_own_baselines(scenario: Scenario) -> bool:
+    """Return whether a scenario has baselines that are not shipped."""
+    configs = make_baseline_options(scenario).values()
+    return any(config["use"] not in BASELINES.list_shipped() for config in configs)

@@ -1,7 +1,7 @@
 """What a run is doing and what it waits for, written for those who cannot call its controller.
 
 The status is RUN/status.json and also a line of JSON in the log of the controller's process, which Ray's dashboard serves.
-It is written when it changes, at most once a second, and at least every `ALIVE_S` seconds.
+It is written when it changes, at most once a second, and at least every `ALIVE_EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from nonet.storage import describe_pending_requests, read_address
 from nonet.workers.runtime import ActorGroup, list_pending_waits
 
 FORMAT = 1
-ALIVE_S = 10.0  # at most so many seconds are between two records of a controller that is alive
+ALIVE_EVERY_S = 10.0  # at most so many seconds are between two records of a controller that is alive
 _EVERY_S = 1.0
-_QUIET_S = 5.0  # without an event, after which the status says what the run waits for
+_QUIET_PATIENCE_S = 5.0  # without an event, after which the status says what the run waits for
 _MAX_WAITS = 8  # entries of a list of waits
 
 
@@ -130,13 +130,13 @@ class StatusReporter:
         self._status["isolated"] = list(view.isolated)
         self._status["storage"] = view.outage
         now = time.time()
-        if now - self._event_at < _QUIET_S:
+        if now - self._event_at < _QUIET_PATIENCE_S:
             self._waits = []
-        elif now - self._waits_at >= _QUIET_S:
+        elif now - self._waits_at >= _QUIET_PATIENCE_S:
             self._waits, self._waits_at = list_waits(self._run.id, view, now - self._event_at), now
         self._publish({**self._status, "waits": self._waits, "silent_workers": view.silent_workers})
         changed = {**self._status, "waits": self._waits} != self._written
-        if changed or now - self._written_at >= ALIVE_S:
+        if changed or now - self._written_at >= ALIVE_EVERY_S:
             self._write()
 
     def _read_events(self) -> None:

@@ -20,7 +20,7 @@ from nonet.journal import LineJournal
 from nonet.workers.runtime import ActorGroup
 
 CONTROLLER = "controller"  # the lane of the controller
-COLLECT_S = 10.0  # interval at which spans are fetched
+COLLECT_EVERY_S = 10.0  # interval at which spans are fetched
 _MAX_UNWRITTEN_LINES = 100  # events in memory, which a crash loses
 
 
@@ -78,8 +78,8 @@ class ChromeTrace:
         )
 
     def collect_due(self, groups: Iterable[ActorGroup]) -> None:
-        """Call `collect` if the last call was more than COLLECT_S seconds ago."""
-        if time.monotonic() - self._collect_time > COLLECT_S:
+        """Call `collect` if the last call was more than COLLECT_EVERY_S seconds ago."""
+        if time.monotonic() - self._collect_time > COLLECT_EVERY_S:
             self.collect(groups)
 
     def collect(self, groups: Iterable[ActorGroup]) -> None:

@@ -13,40 +13,62 @@ from typing import TYPE_CHECKING, Any
 from nonet.controller.plan import Plan
 from nonet.controller.record import RunFolder
 from nonet.controller.scenario import Scenario, check_validation_interval
-from nonet.controller.setup import find_warm_start, get_trained_counts, make_data_setup, make_stage_setups
+from nonet.controller.setup import (
+    ReadingFacts,
+    find_warm_start,
+    get_trained_counts,
+    make_data_setup,
+    make_stage_setups,
+)
 from nonet.deadlines import Deadline
 from nonet.workers.roles import PREPARING, StageSetup
 from nonet.workers.runtime import GroupFuture
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.bound_run import BoundRun
 
 _POLL_S = 0.2  # interval at which the progress file is read
-_REPORT_S = 10.0  # smallest interval between two lines of progress
+_REPORT_EVERY_S = 10.0  # smallest interval between two lines of progress
 
 
-def make_artifacts(session: RunningSession, folder: Path) -> dict[str, Any]:
+def open_artifacts(bound_run: BoundRun, folder: Path) -> dict[str, Any]:
+    """Make the sequences, semantic ids and catalogue unless the run has them, and return the facts about them.
+
+    Args:
+        bound_run: The run.
+        folder: The folder of the scenario's `file.py` references.
+    """
+    run, log = bound_run.processes.run, bound_run.checkpoint_log
+    facts = run.read_facts()
+    if facts is None or not all(map(log.has_file, list_artifact_files(run, facts))):
+        facts = make_artifacts(bound_run, folder)
+    ReadingFacts.from_scenario(bound_run.processes.scenario).store(run, facts)
+    return facts
+
+
+def make_artifacts(bound_run: BoundRun, folder: Path) -> dict[str, Any]:
     """Run the tokenise stage, and wait for it.
 
     Args:
-        session: The session whose workers run the stage.
+        bound_run: The run whose workers run the stage.
         folder: The folder of the scenario's `file.py` references.
 
     Returns:
         The facts about the artifacts; with a warm start, `init` describes the checkpoint that the run starts from.
     """
-    warm_start = find_warm_start(session.scenario)
-    data = make_data_setup(session.scenario, folder, warm_start and warm_start.known)
-    group = session.groups.group("tokenise")
+    processes, run = bound_run.processes, bound_run.processes.run
+    warm_start = find_warm_start(processes.scenario)
+    data = make_data_setup(processes.scenario, folder, warm_start and warm_start.known)
+    group = processes.group("tokenise")
     group.hosts.wait_until_ready()
-    with session.checkpoint_log.leave_out("artifacts"):  # incomplete until the stage ends
+    with bound_run.checkpoint_log.leave_out("artifacts"):  # incomplete until the stage ends
         facts = _wait_for_tokenise(
-            group.prepare(data, str(session.run.path)),
-            partial(group.hosts.read_file, str(session.run.path / "artifacts" / PREPARING)),
-            session.deadlines.tokenise,
-            session.add_note,
+            group.prepare(data, str(run.path)),
+            partial(group.hosts.read_file, str(run.path / "artifacts" / PREPARING)),
+            processes.deadlines.tokenise,
+            bound_run.add_note,
         )
-    session.require_stored(*list_artifact_files(session.run, facts))
+    bound_run.require_stored(*list_artifact_files(run, facts))
     if warm_start is not None:
         facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
@@ -113,7 +135,7 @@ def _wait_for_tokenise(
         if progress is None or progress["rows"] == done_rows:
             continue
         done_rows, progress_time = progress["rows"], time.monotonic()
-        if progress_time - report_time > _REPORT_S:
+        if progress_time - report_time > _REPORT_EVERY_S:
             report_time = progress_time
             report_progress(progress["text"])
     return future.get(deadline)

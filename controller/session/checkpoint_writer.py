@@ -20,7 +20,7 @@ from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import GroupFuture, WorkerGroup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 
 class CheckpointWriter:

@@ -21,10 +21,9 @@ from nonet.controller.scenario import Scenario
 from nonet.errors import NonetError, PlacementError, WorkerLost
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
-_PLAN = "plan.json"
-_LOOK_INTERVAL_S = 5.0  # between two looks at the nodes of the cluster
+_LOOK_EVERY_S = 5.0  # between two looks at the nodes of the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +49,18 @@ class WorkerScaling:
     """The changes of workers of one session.
 
     Args:
-        session: The session; its groups exist when `poll` is called.
+        session: The session.
+        save_applied_steps: Writes a checkpoint if steps were applied since the newest one.
     """
 
-    def __init__(self, session: RunningSession):
+    def __init__(self, session: RunningSession, save_applied_steps: Callable[[], object]):
         self._session, self._commands = session, CommandQueue(session.run)
+        self._save_applied_steps = save_applied_steps
         # The commands that an earlier part of the run applied after the restored checkpoint, in the order of their steps.
-        self._to_replay: list[dict[str, Any]] = []
+        _, self._to_replay = _split_commands(session.run, session.scenario, session.restored)
         self._planned: PlannedScaling | None = None
         self._next_look = 0.0
         self._drained_without_room: set[str] = set()  # the nodes because of which a checkpoint was written
-
-    def restore_scenario(self, scenario: Scenario, restored: Manifest | None) -> Scenario:
-        """Return the scenario with the numbers of workers that a checkpoint was written with; later commands are replayed.
-
-        Args:
-            scenario: The scenario of the run.
-            restored: The manifest of the checkpoint that the run resumes from; None for a run that begins.
-        """
-        taken = [c for c in self._commands.list_taken() if c["verb"] == SCALE and "refused" not in c]
-        applied, self._to_replay = _split_commands(taken, list(scenario.stages), restored)
-        for command in applied:
-            scenario = scale_roles(scenario, command["workers"])
-        return scenario
 
     def find_next_step(self, stage: str, step: int) -> int | None:
         """Return the step after `step` at which a command has to be applied again in a stage; None without one."""
@@ -115,7 +103,7 @@ class WorkerScaling:
         session, began = self._session, time.time()
         stage, step = session.stage, session.applied_steps
         with session.trace.record_span("scale", stage=stage.name, what=planned.text):
-            session.save_applied_steps()
+            self._save_applied_steps()
             assert session.checkpoint_log.newest is not None
             self._change_groups(planned, *session.checkpoint_log.newest)
         text = f"{planned.text}, from step {step} of {stage.name} on; {time.time() - began:.1f} s"
@@ -151,7 +139,7 @@ class WorkerScaling:
         for command in self._list_waiting():
             yield from self._plan_command(command)
         if time.monotonic() > self._next_look:
-            self._next_look = time.monotonic() + _LOOK_INTERVAL_S
+            self._next_look = time.monotonic() + _LOOK_EVERY_S
             yield from self._plan_for_drained_nodes()
             yield from self._plan_growth()
 
@@ -213,7 +201,7 @@ class WorkerScaling:
                 return
             self._drained_without_room |= draining
             reason = " ".join(str(error).split())
-            self._session.save_applied_steps()
+            self._save_applied_steps()
             self._session.add_note(f"{text}: wrote a checkpoint; its workers stay until it ends, as {reason}")
             return
         yield PlannedScaling(scenario, planned, f"{text}: moved its workers")
@@ -254,12 +242,29 @@ class WorkerScaling:
         self._session.add_note(f"refused: scale {command['name']}: {reason}")
 
 
+def restore_workers(run: RunFolder, scenario: Scenario, restored: Manifest | None) -> Scenario:
+    """Return the scenario with the numbers of workers that a checkpoint was written with; later commands are replayed.
+
+    Args:
+        run: The folder of the run.
+        scenario: The scenario of the run.
+        restored: The manifest of the checkpoint that the run resumes from; None for a run that begins.
+    """
+    applied, _ = _split_commands(run, scenario, restored)
+    for command in applied:
+        scenario = scale_roles(scenario, command["workers"])
+    return scenario
+
+
 def _split_commands(
-    commands: list[dict[str, Any]], stages: list[str], restored: Manifest | None
+    run: RunFolder, scenario: Scenario, restored: Manifest | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Split commands into those that were applied before a checkpoint was written, and those to apply again after it."""
+    """Split the applied commands into those before a checkpoint was written, and those to apply again after it."""
+    taken = CommandQueue(run).list_taken()
+    commands = [command for command in taken if command["verb"] == SCALE and "refused" not in command]
     if restored is None:
         return [], commands
+    stages = list(scenario.stages)
     reached = (stages.index(restored.stage), float("inf") if restored.last else restored.stage_step)
     applied = [c for c in commands if (stages.index(c["stage"]), c["step"]) <= reached]
     return applied, [c for c in commands if c not in applied]
@@ -268,20 +273,3 @@ def _split_commands(
 def _describe_workers(workers_by_role: Mapping[str, int]) -> str:
     """Format numbers of workers, such as "rollout to 4, trainer to 1"."""
     return ", ".join(f"{role} to {workers}" for role, workers in workers_by_role.items())
-
-
-def write_plan(run: RunFolder, plan: Plan, add_note: Callable[[str], None]) -> None:
-    """Write the plan of a run, and add a note if groups compute with other numbers of threads than in the plan before."""
-    earlier = (run.read_json(_PLAN) or {}).get("groups", [])
-    earlier_threads = {group["name"]: group["threads"] for group in earlier}
-    changes = [
-        f"{group.name} {earlier_threads[group.name]} to {group.threads}"
-        for group in plan.groups
-        if earlier_threads.get(group.name, group.threads) != group.threads
-    ]
-    if changes:
-        add_note(
-            f"the number of threads changes with the cores and workers ({', '.join(changes)}): later steps may be "
-            "rounded differently"
-        )
-    run.write_json(_PLAN, plan.as_dict())

@@ -14,61 +14,80 @@ every process. A run that was killed resumes from the newest complete checkpoint
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nonet.controller.cluster import ClusterProbes
-from nonet.controller.groups import (
-    EmbeddingHandle,
-    GroupChange,
-    PromptRequest,
-    Published,
-    RewardHandles,
-    RewardScores,
-    RunGroups,
-    plan_live,
-    publish,
-)
-from nonet.controller.plan import Plan
+from nonet.controller.groups import GroupProcesses, RunGroups, plan_live
 from nonet.controller.record import (
     CONTROLLER,
     CheckpointLog,
-    Manifest,
+    ChromeTrace,
     RunFolder,
     create_run,
     lock_run,
     open_trace,
 )
-from nonet.controller.scenario import (
-    Scenario,
-    compute_ttl_steps,
-    load_scenario,
-    restore_values,
-)
-from nonet.controller.session.artifacts import list_artifact_files, make_artifacts, make_run_stages
-from nonet.controller.session.checkpoint_writer import CheckpointWriter
-from nonet.controller.session.objectives import RewardObjectives
-from nonet.controller.session.scaling import WorkerScaling, write_plan
-from nonet.controller.session.stage_checkpoints import (
-    begin_validation,
-    end_stage,
-    end_stage_at_last_checkpoint,
-    load_initial_checkpoint,
-    restore_newest_checkpoint,
-)
-from nonet.controller.session.stage_validation import StageValidation
-from nonet.controller.session.steering import begin_steering, replay_weights
-from nonet.controller.setup import ReadingFacts, fix_sources, read_copies, renumber_stages, write_run
-from nonet.errors import ConfigError, PlacementError, WorkerLost
+from nonet.controller.scenario import Scenario, compute_ttl_steps, load_scenario, restore_values
+from nonet.controller.session.artifacts import make_run_stages, open_artifacts
+from nonet.controller.session.bound_run import BoundRun, write_plan
+from nonet.controller.session.scaling import restore_workers
+from nonet.controller.session.stage_run import StageRun
+from nonet.controller.setup import fix_sources, read_copies, write_run
+from nonet.errors import PlacementError, WorkerLost
 from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
-from nonet.workers.roles import StageSetup
-from nonet.workers.runtime import GroupFuture, WorkerGroup, ensure_ray
+from nonet.workers.runtime import ensure_ray
 
 
-class Session:
+@dataclass(slots=True)
+class SessionProgress:
+    """What a session has opened so far, for other threads that show it meanwhile.
+
+    Attributes:
+        seconds: The duration of each phase that has ended, by its name.
+        probes: The probes of the cluster's nodes and devices, once they exist.
+        processes: The processes of the run, once they have started.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    probes: ClusterProbes | None = None
+    processes: GroupProcesses | None = None
+
+    @property
+    def phase(self) -> str:
+        """The phase that has not ended yet; "" if the session is open."""
+        return next(
+            (phase for phase in ("bind", "tokenise", "open", "restore") if phase not in self.seconds), ""
+        )
+
+    def end_phase(self, began: float, trace: ChromeTrace) -> float:
+        """Record that the current phase has ended.
+
+        Args:
+            began: When it began, in unix seconds.
+            trace: The trace of the run.
+
+        Returns:
+            When the next phase begins.
+        """
+        phase, ended = self.phase, time.time()
+        self.seconds[phase] = ended - began
+        trace.add(CONTROLLER, phase, began, ended)
+        return ended
+
+
+# For type checkers, a session has the attributes of its run, which it passes on once it has been entered.
+_Run = StageRun if TYPE_CHECKING else object
+
+
+class Session(_Run):
     """The worker groups, artifacts and checkpoints of one run, as a context manager for a training loop.
+
+    Once entered, it has the attributes and methods of `StageRun`.
 
     Args:
         scenario: A Scenario, a path or the name of a shipped scenario.
@@ -85,35 +104,15 @@ class Session:
 
     Attributes:
         run: The folder of the run.
-        scenario: The scenario; once entered, with the run's copies of the user's own files.
-        deadlines: The timeouts of the run's waits.
-        facts: What the tokenise stage reported about the data and artifacts, once entered.
-        plan: The plan of the run, once entered.
-        stages: The settings of all stages by name, once entered.
-        probes: The probes of the cluster's nodes and devices, once entered.
-        groups: The worker groups, once entered.
-        checkpoint_log: The checkpoints and the journal, once entered.
-        scaling: The changes of the number of workers within stages.
-        trace: The trace of workers and controller, once entered.
-        restored: The manifest of the checkpoint that a resumed run continues from, or None.
-        step: The step of the current stage that was entered last; None before the first.
-        applied_steps: The number of applied steps of the current stage.
-        published: The newest version that was published to the rollouts.
-        validation: The validations of the current stage, or None if it is not validated.
-        objectives: The rewards of the current RL stage with their weights and multipliers, or None.
         add_note: The function that shows a note of the run to its user.
         record_metrics: The function that records metrics of the controller: (stage, step, values by name).
+        progress: What has been opened so far.
         seconds: The duration of each phase of entering, by its name.
-        trainer: The trainers, with the shards of the sparse tables.
-        rollout: The rollouts.
-        reward: The rewards of the current stage.
         dead_workers: The workers that had died when the session was left with an error.
 
     Raises:
         ConfigError: On entering, if another process runs in the folder.
     """
-
-    PHASES = ("bind", "tokenise", "open", "restore")  # the methods that entering calls, in order
 
     def __init__(
         self,
@@ -128,132 +127,127 @@ class Session:
         stage: str | None = None,
         writer: RunWriter | None = None,
     ):
+        self._running: StageRun | None = None
         loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
         loaded = fix_sources(loaded, resume=resume, run=run, from_run=from_run, stage=stage)
-        self.scenario, _ = restore_values(loaded)  # the values of `env.vars`
+        self._scenario, _ = restore_values(loaded)  # the values of `env.vars`
         self.folder = folder or scenario_folder
-        self.deadlines = loaded.deadlines
         self.run = run or create_run(loaded.name, storage_address=loaded.storage and loaded.storage.url)
-        self._writer, self._owns_writer = writer, writer is None
         self.resume = resume
-        self._life_s = life_s
-        self.published = Published()
-        self.restored: Manifest | None = None
-        self.seconds: dict[str, float] = {}
+        self._writer, self._life_s = writer, life_s
+        self.progress = SessionProgress()
+        self.seconds = self.progress.seconds
         self.dead_workers: list[str] = []
         self.add_note: Callable[[str], None] = lambda text: None
         self.record_metrics: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, values: (
             None
         )
-        self._stage: str | None = None  # the name of the current stage
-        self.step: int | None = None
-        self.applied_steps = 0
-        self.validation: StageValidation | None = None
-        self.objectives: RewardObjectives | None = None
-        self.checkpoint_writer, self.scaling = CheckpointWriter(self), WorkerScaling(self)
-        self.trainer = LoopTrainer(self, lambda: self.groups.trainer)
-        self.rollout = LoopRollout(self, lambda: self.groups.rollout)
-        self.reward = LoopRewards(self, lambda: self.get_rewards(self.stage.name))
+        self._exit_stack = ExitStack()  # closes what was opened, the newest first
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario; once entered, with the run's copies of the user's own files."""
+        return self._running.scenario if self._running else self._scenario
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the run, once its processes have opened the artifacts."""
+        if name.startswith("_") or self._running is None:
+            raise AttributeError(f"a session has no {name!r} before it is entered")
+        return getattr(self._running, name)
 
     def __enter__(self) -> Session:
-        try:
-            for phase in self.PHASES:
-                began = time.time()
-                getattr(self, phase)()
-                self.seconds[phase] = time.time() - began
-                self.trace.add(CONTROLLER, phase, began, time.time())
-        except BaseException:
-            self._note_dead_workers()
-            self.close(at_once=bool(self.dead_workers))
-            raise
+        began, end_phase = time.time(), self.progress.end_phase
+        with self._exit_stack:  # if a phase fails, what was opened is closed
+            bound_run = self._bind()
+            began = end_phase(began, bound_run.trace)
+            facts = open_artifacts(bound_run, self.folder)
+            began = end_phase(began, bound_run.trace)
+            running = _open_groups(bound_run, facts)
+            began = end_phase(began, bound_run.trace)
+            running.restore()
+            end_phase(began, bound_run.trace)
+            self._exit_stack.push(running.finish)
+            self._running, self._exit_stack = running, self._exit_stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        ended_well = False
-        try:
-            if value is None:
-                self.checkpoint_writer.finish(wait=True)
-                ended_well = True
-        finally:
-            if not ended_well:
-                self._note_dead_workers()
-            self.close(at_once=bool(self.dead_workers))
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: Any) -> None:
+        self._exit_stack.__exit__(kind, value, trace)
 
-    def _note_dead_workers(self) -> None:
-        """Remember which workers have died, for `describe_loss`."""
-        if hasattr(self, "groups"):
-            self.dead_workers = self.groups.binding.list_dead_workers()
+    def close(self) -> None:
+        """Wait for an open checkpoint, and stop every process of the run, which can be resumed from its folder."""
+        self._exit_stack.close()
 
-    def bind(self) -> None:
+    def _bind(self) -> BoundRun:
         """Write the folder of the run, plan on the live cluster, and start the processes of the stage to begin with."""
         check_ray_environment()
-        if not self._life_s:
-            self._lock = lock_run(self.run)
-            if self._owns_writer:
-                storage = self.scenario.storage
-                self._writer = open_writer(
-                    self.run.path,
-                    single_writer=storage is not None and storage.single_writer,
-                    timeout_s=self.deadlines.storage,
-                )
-            if not self.resume:
-                self.run.clear_records()
+        writer = self._lock_folder() if not self._life_s else self._writer
         ensure_ray()
-        scenario_sha256 = write_run(self.scenario, self.folder, self.run)
-        self.scenario = self.scenario.relocate(read_copies(self.run))
-        self.checkpoint_log = CheckpointLog(
-            self.run, scenario_sha256, self.scenario.checkpoint.keep.last, self._writer
-        )
-        self.trace = open_trace(self.run.trace)
-        first_stage = next(iter(self.scenario.stages))
-        manifest: Manifest | None = None
-        if self.resume:
-            _, manifest = self.checkpoint_log.find_resume_checkpoint()
-            first_stage = manifest.stage
-        self.scenario = self.scaling.restore_scenario(self.scenario, manifest)
+        scenario = self._scenario
+        scenario_sha256 = write_run(scenario, self.folder, self.run)
+        scenario = scenario.relocate(read_copies(self.run))
+        log = CheckpointLog(self.run, scenario_sha256, scenario.checkpoint.keep.last, writer)
+        trace = self._exit_stack.enter_context(closing(open_trace(self.run.trace)))
+        self._exit_stack.callback(log.close)
+        resumed_from = log.find_resume_checkpoint() if self.resume else None
+        scenario = restore_workers(self.run, scenario, resumed_from and resumed_from[1])
         pools = {
-            name: self.scenario.pools[name]
-            for _, name in self.scenario.list_pool_names()
-            if name in self.scenario.pools
+            name: scenario.pools[name] for _, name in scenario.list_pool_names() if name in scenario.pools
         }
-        self.probes = ClusterProbes(
-            self.run.path, pools, self.deadlines.probe, lambda text: self.add_note(text)
+        probes = ClusterProbes(
+            self.run.path, pools, scenario.deadlines.probe, lambda text: self.add_note(text)
         )
-        self.probes.check()
+        self.progress.probes = self._exit_stack.enter_context(closing(probes))
+        probes.check()
         try:
-            self.plan = plan_live(self.scenario)
+            plan = plan_live(scenario)
         except PlacementError as error:
-            raise self.probes.explain(error) from None
-        write_plan(self.run, self.plan, self.add_note)
-        if self._writer:
-            self._writer.commit()  # so that workers find the copies of the user's files
-        self.groups = RunGroups(self.scenario, self.run, self.plan, self._life_s, self.trace, first_stage)
-        if self._writer:
-            self._writer.collect_from(self.groups.collect_files)
-            if self._owns_writer:
-                self._writer.start_commits()
+            raise probes.explain(error) from None
+        write_plan(self.run, plan, self.add_note)
+        if writer:
+            writer.commit()  # so that workers find the copies of the user's files
+        first_stage = resumed_from[1].stage if resumed_from else next(iter(scenario.stages))
+        processes = GroupProcesses(scenario, self.run, plan, self._life_s, trace, first_stage)
+        self.progress.processes = processes
 
-    def close(self, *, at_once: bool = False) -> None:
-        """Stop every process of the run. The run can be resumed from its folder.
+        def stop_processes(kind: object, error: BaseException | None, trace: object) -> None:
+            """Stop the processes; after an error, remember which workers have died, for `describe_loss`."""
+            if error is not None:
+                self.dead_workers = processes.binding.list_dead_workers()
+            processes.stop(at_once=bool(self.dead_workers))
 
-        Args:
-            at_once: Whether to kill the processes without calling the teardown of their roles.
-        """
-        if self._writer:
-            self._writer.collect_from(tuple)
-        if hasattr(self, "probes"):
-            self.probes.close()
-        if hasattr(self, "groups"):
-            self.groups.stop(at_once=at_once)
-        if hasattr(self, "checkpoint_log"):
-            self.checkpoint_log.close()
-            self.trace.close()
-        if self._writer and self._owns_writer:
-            self._writer.close()
-        if hasattr(self, "_lock"):
-            self._lock.close()
+        self._exit_stack.push(stop_processes)
+        if writer:
+            writer.collect_from(processes.collect_files)
+            self._exit_stack.callback(writer.collect_from, tuple)
+            if writer is not self._writer:
+                writer.start_commits()
+        return BoundRun(
+            processes,
+            log,
+            trace,
+            writer,
+            resumed_from,
+            lambda text: self.add_note(text),
+            lambda *values: self.record_metrics(*values),
+        )
+
+    def _lock_folder(self) -> RunWriter | None:
+        """Lock the folder of the run, clear it for a new run, and return the writer of a run in object storage."""
+        self._exit_stack.enter_context(lock_run(self.run))
+        writer, storage = self._writer, self._scenario.storage
+        if writer is None:
+            writer = open_writer(
+                self.run.path,
+                single_writer=storage is not None and storage.single_writer,
+                timeout_s=self._scenario.deadlines.storage,
+            )
+            if writer:
+                self._exit_stack.callback(writer.close)
+        if not self.resume:
+            self.run.clear_records()
+        return writer
 
     def describe_loss(self, error: Exception) -> str | None:
         """Describe an error that the loss of a worker caused, or return None if no worker was lost."""
@@ -261,343 +255,13 @@ class Session:
             return str(error)
         return f"{', '.join(self.dead_workers)} died: {error}" if self.dead_workers else None
 
-    def require_stored(self, *paths: Path) -> None:
-        """Commit files or folders that a worker has made, before a result counts that stands for them.
 
-        Raises:
-            WorkerLost: A run in object storage lacks one, and workers have died: with them, what they could not tell.
-        """
-        # The first answer of a worker may be to a question from before it made the files.
-        for _ in range(2):
-            self.checkpoint_log.store_changes()
-            missing = [path for path in paths if not self.checkpoint_log.has_file(path)]
-            if not missing:
-                return
-        if dead := self.groups.binding.list_dead_workers():
-            raise WorkerLost(f"{missing[0].relative_to(self.run.path)} was lost with {', '.join(dead)}")
-
-    def tokenise(self) -> dict[str, Any]:
-        """Make the sequences, semantic ids and catalogue unless the run has them, and return the facts about them."""
-        facts = self.run.read_facts()
-        if facts is None or not all(map(self.checkpoint_log.has_file, list_artifact_files(self.run, facts))):
-            facts = make_artifacts(self, self.folder)
-        ReadingFacts.from_scenario(self.scenario).store(self.run, facts)
-        self.facts: dict[str, Any] = facts
-        return self.facts
-
-    def open(self) -> None:
-        """Open the artifacts in all roles and form the process groups."""
-        folders_by_kind = {kind: artifact["path"] for kind, artifact in self.facts["artifacts"].items()}
-        self.stages = make_run_stages(self.scenario, self.facts, self.plan)
-        steps_by_stage = {name: stage.steps for name, stage in self.stages.items()}
-        ttl_steps_by_table = compute_ttl_steps(self.scenario, self.facts["data"], steps_by_stage)
-        self.groups.open(folders_by_kind, ttl_steps_by_table)
-
-    @property
-    def version(self) -> int:
-        """The number of the newest published version of the weights."""
-        return self.published.version
-
-    @property
-    def embedding(self) -> EmbeddingHandle:
-        """The sparse tables, of which every shard holds a part."""
-        return EmbeddingHandle(self.groups.trainer)
-
-    @property
-    def evaluator(self) -> WorkerGroup:
-        """The evaluator.
-
-        Raises:
-            Exception: The error with which the evaluator failed to open the artifacts.
-        """
-        return self.groups.evaluator
-
-    def group(self, role: str) -> WorkerGroup:
-        """Return the workers of a role, including roles that are plug-ins.
-
-        Raises:
-            ConfigError: No group of the run holds the role.
-        """
-        return self.groups.group(role)
-
-    def size(self) -> dict[str, int]:
-        """Return the current number of dense parameters (`parameters`) and of sparse rows in all tables (`sparse_rows`)."""
-        initial_stage = self.restored.stage if self.restored else next(iter(self.stages))
-        self.groups.trainer.ensure_on_device(self.stages[self._stage or initial_stage])
-        sparse_rows = sum(sum(shard.values()) for shard in self.embedding.count_rows())
-        return {"parameters": self.groups.parameters, "sparse_rows": sparse_rows}
-
-    @property
-    def stage(self) -> StageSetup:
-        """The current stage.
-
-        Raises:
-            ConfigError: No stage has begun.
-        """
-        if self._stage is None:
-            raise ConfigError("no stage has begun: call begin(stage) or iterate_prompts(stage) first")
-        return self.stages[self._stage]
-
-    def get_rewards(self, stage: str) -> RewardHandles:
-        """Return the rewards of a stage."""
-        return self.groups.rewards[stage]
-
-    def prepare(self, name: str) -> GroupChange:
-        """Start the groups that a stage needs and stop those that it replaces.
-
-        The newest applied step is saved in a checkpoint first, and the new groups load the newest checkpoint.
-
-        Returns:
-            The groups that were started and stopped; falsy if nothing had to change.
-
-        Raises:
-            PlacementError: The cluster has no room. All processes of the run have ended, and it can be resumed.
-        """
-        change = self.groups.find_due_change(name)
-        if change:
-            with self.trace.record_span("rebind", stage=name, what=change.describe()):
-                self.change_groups(name, change, self.save_applied_steps())
-        return change
-
-    def save_applied_steps(self) -> Path | None:
-        """Write a checkpoint if steps were applied since the newest one, and wait for it.
-
-        Returns:
-            The folder of the newest checkpoint, or None if no step was applied yet.
-        """
-        self.checkpoint_writer.finish(wait=True)
-        if self.checkpoint_log.open_step is not None:
-            stage, step = self.checkpoint_log.open_step
-            self.checkpoint_writer.write(stage, step + 1, wait=True)
-        return self.wait_for_checkpoint()
-
-    def change_groups(
-        self,
-        stage: str,
-        change: GroupChange,
-        checkpoint: Path | None,
-        resumed_stage: StageSetup | None = None,
-    ) -> None:
-        """Stop and start groups before a stage or within it (`RunGroups.change`), and write to the journal which."""
-        self.groups.change(change, checkpoint, resumed_stage)
-        self.published = Published(self.version)  # new rollouts have no weights and no rows
-        self.checkpoint_log.write_record(
-            rebound=stage,
-            stops=list(change.stops),
-            starts={group.name: group.workers for group in change.starts},
-        )
-
-    def load(self, checkpoint: Path, resumed_stage: StageSetup | None = None) -> None:
-        """Load a checkpoint into the trainers and shards (`RunGroups.load`)."""
-        self.groups.load(checkpoint, resumed_stage)
-        self.published = self.published.forget_rows()
-
-    def renumber_stages(self, manifest: Manifest) -> None:
-        """Renumber the global steps of the stages so that they follow a checkpoint."""
-        self.stages = renumber_stages(self.stages, manifest)
-
-    def follow_plan(self, scenario: Scenario, plan: Plan, manifest: Manifest) -> None:
-        """Follow another plan from a checkpoint of the current stage on, to whose groups `change_groups` changes."""
-        self.scenario, self.plan, self.restored = scenario, plan, manifest
-        write_plan(self.run, plan, self.add_note)
-        self.stages = renumber_stages(make_run_stages(scenario, self.facts, plan), manifest)
-        self.groups.replace_plan(scenario, plan)
-
-    def begin(self, name: str) -> int:
-        """Enter a stage, at its start or at the step of the restored checkpoint.
-
-        Args:
-            name: The name of the stage.
-
-        Returns:
-            The next step of the stage.
-        """
-        if name not in self.stages:
-            raise ConfigError(f"there is no stage {name!r}; stages: {', '.join(self.stages)}")
-        self.prepare(name)
-        self.checkpoint_writer.finish(wait=True)
-        self._stage, self.step = name, None
-        if not self.stage.rolls_out:  # nobody reads the published rows, which take memory
-            self.groups.trainer.shards.unpublish().get(self.deadlines.step)
-        resumed = self.restored if self.restored and self.restored.stage == name else None
-        self.applied_steps = resumed.stage_step if resumed else 0
-        self.validation = begin_validation(self, resumed=resumed is not None)
-        if resumed is None:
-            self.groups.trainer.begin(self.stage)
-        return self.applied_steps
-
-    def end(self, step: int) -> Path | None:
-        """End the current stage after `step` applied steps; the trainer continues with the selected checkpoint.
-
-        Waits for all validations. If the stage selects the checkpoint that it began from, that checkpoint ends the stage; the
-        best checkpoint of the stage itself is then kept in RUN/controls, and is evaluated too.
-
-        Returns:
-            The folder of the checkpoint that ends the stage, or None if the stage is not validated, so that its
-                last checkpoint has ended it.
-        """
-        return end_stage(self, self.checkpoint_writer, step)
-
-    def end_at_last_checkpoint(self) -> int | None:
-        """End the current stage at its newest complete checkpoint, or at an earlier one that it selects, and load it.
-
-        Returns:
-            The number of steps of that checkpoint, or None if the stage has none.
-        """
-        return end_stage_at_last_checkpoint(self, self.checkpoint_writer)
-
-    def compute_current_weights(self, stage: str) -> dict[str, float]:
-        """Return the current weight of each reward of an RL stage, without multipliers.
-
-        For a stage that is not running, these are the weights at its last command: those of the scenario, changed by all
-        commands that were applied in the stage.
-        """
-        objectives, step = self.objectives, self.step or 0
-        if objectives is None or self._stage != stage:
-            objectives, step = replay_weights(self, stage)
-        return {name: options.compute_weight(step) for name, options in objectives.rewards.items()}
-
-    def iterate_prompts(self, name: str) -> Iterator[tuple[int, PromptRequest]]:
-        """Iterate over the remaining steps of an RL stage as pairs (step, prompts)."""
-        start = self.begin_rl(name)
-        for step in range(start, self.stage.steps):
-            self.enter_step(step)
-            self.groups.rollout.ensure_on_device(name)
-            yield step, PromptRequest(name, step, self.stage.users)
-
-    def begin_rl(self, name: str) -> int:
-        """Enter an RL stage, publish its first version, and return its next step."""
-        start = self.begin(name)
-        self.publish()
-        self.steering = begin_steering(self, name)
-        self.objectives = self.steering.objectives
-        return start
-
-    def enter_step(self, step: int) -> None:
-        """Apply pending commands, and make `step` the step of the next update."""
-        self.steering.apply_commands(step)
-        self.step = step
-
-    def publish(self, stage: str | None = None, *, behind: bool = False) -> int:
-        """Publish the trainer's weights and rows to the rollouts, which then generate with this version only.
-
-        Args:
-            stage: The RL stage in which the rollouts use them; by default the current one.
-            behind: Whether to return without waiting for rollouts that are still generating with the version before.
-
-        Returns:
-            The new version.
-        """
-        began = time.time()
-        name = stage or self._stage
-        setup = self.stages[name] if name is not None and self.stages[name].rolls_out else None
-        replica_bytes = self.scenario.sparse.replica_bytes
-        self.published = publish(
-            self.groups.trainer,
-            self.groups.rollout,
-            self.published,
-            replica_bytes,
-            setup,
-            in_background=behind,
-        )
-        facts = {"version": self.version, "rows": self.published.route}
-        self.trace.add(CONTROLLER, "publish", began, time.time(), **facts)
-        return self.version
-
-    def commit(self, step: int, *, now: bool = False) -> Path | None:
-        """Record a step of the current stage as applied, and write a checkpoint if one is due.
-
-        A checkpoint is due every `checkpoint.every` steps, at the validation points and at the end of the stage. A
-        checkpoint that ends its stage or was requested by `now` is complete when this returns; others are written while
-        the next steps run, unless `checkpoint.background` is off. After the last step, the stage ends as in `end`. An error
-        of an earlier background write is raised here.
-
-        Args:
-            step: The step within the stage.
-            now: Whether to write a checkpoint even if none is due.
-
-        Returns:
-            The folder of the checkpoint, or None if none was due or it is still being written.
-        """
-        stage, applied_steps, every = self.stage, step + 1, self.scenario.checkpoint.every
-        floor_state = self.objectives.get_state() if stage.rolls_out and self.objectives else {}
-        self.checkpoint_log.record_applied_step(stage, step, **floor_state)
-        self.applied_steps = applied_steps
-        self.checkpoint_writer.finish(wait=False)
-        is_last = applied_steps == stage.steps
-        is_validated = self.validation and applied_steps in self.validation.points
-        if not (now or is_last or applied_steps % every == 0 or is_validated):
-            return None
-        wait = now or is_last or not self.scenario.checkpoint.background
-        with self.trace.record_span("commit", step=stage.first + applied_steps):
-            path = self.checkpoint_writer.write(stage, applied_steps, wait=wait)
-            return (self.end(applied_steps) or path) if is_last else path
-
-    def wait_for_checkpoint(self) -> Path | None:
-        """Wait for a checkpoint that is being written.
-
-        Returns:
-            The folder of the newest checkpoint, or None before the first.
-        """
-        self.checkpoint_writer.finish(wait=True)
-        return self.checkpoint_log.newest and self.checkpoint_log.newest[0]
-
-    def restore(self) -> Manifest | None:
-        """Load the newest complete checkpoint when resuming, else the checkpoint that `init` names.
-
-        Returns:
-            The manifest of the restored checkpoint, or None if the run is not resumed.
-
-        Raises:
-            CheckpointError: The checkpoint was trained from other artifacts.
-        """
-        if self.resume:
-            self.restored = restore_newest_checkpoint(self)
-            self.published = Published(self.restored.version)
-        else:
-            load_initial_checkpoint(self)
-        if (
-            self._writer
-        ):  # results that were made after the checkpoint have been deleted here, but not on other nodes
-            self.checkpoint_log.store_changes()
-            self.groups.refresh_copies()
-        return self.restored
-
-
-class LoopHandle:
-    """A handle of the groups that a session has now, whose calls get what the session knows."""
-
-    def __init__(self, session: Session, get_handle: Callable[[], Any]):
-        self._session, self._get_handle = session, get_handle
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the handle."""
-        return getattr(self._get_handle(), name)
-
-
-class LoopTrainer(LoopHandle):
-    """The trainers (`TrainerHandle`), whose updates get the version and the objectives of the session."""
-
-    def update(
-        self, stage: StageSetup, step: int, beams: GroupFuture, scores: Mapping[str, GroupFuture]
-    ) -> dict[str, float]:
-        """Take one RL step on beams and scores, and return its record (`TrainerHandle.update`)."""
-        known = {"version": self._session.version, "objectives": self._session.objectives}
-        return self._get_handle().update(stage, step, beams, scores, **known)
-
-
-class LoopRollout(LoopHandle):
-    """The rollouts (`RolloutHandle`), which generate with the version that the session has published last."""
-
-    def generate(self, prompts: PromptRequest) -> GroupFuture:
-        """Start generating beams for prompts, and return the future (`RolloutHandle.generate`)."""
-        return self._get_handle().generate(prompts, self._session.version)
-
-
-class LoopRewards(LoopHandle):
-    """The rewards of the current stage (`RewardHandles`), which score for the step that was entered last."""
-
-    def score(self, beams: GroupFuture, *, step: int | None = None, **options: Any) -> RewardScores:
-        """Score beams, and wait for the scores (`RewardHandles.score`)."""
-        step = self._session.step if step is None else step
-        return self._get_handle().score(beams, step=step, **options)
+def _open_groups(bound_run: BoundRun, facts: dict[str, Any]) -> StageRun:
+    """Open the artifacts in all roles and form the process groups."""
+    processes = bound_run.processes
+    folders_by_kind = {kind: artifact["path"] for kind, artifact in facts["artifacts"].items()}
+    stages = make_run_stages(processes.scenario, facts, processes.plan)
+    steps_by_stage = {name: stage.steps for name, stage in stages.items()}
+    ttl_steps_by_table = compute_ttl_steps(processes.scenario, facts["data"], steps_by_stage)
+    groups = RunGroups(processes, folders_by_kind, ttl_steps_by_table)
+    return StageRun(bound_run, facts, stages, groups)

@@ -23,19 +23,15 @@ from nonet.storage import fetch, remove
 from nonet.workers.roles import StageSetup, make_ranks_name
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 
-def restore_newest_checkpoint(session: RunningSession) -> Manifest:
-    """Load the newest complete checkpoint, and delete the checkpoints, results and records that came after it.
-
-    Returns:
-        The manifest of the checkpoint.
+def restore_checkpoint(session: RunningSession, path: Path, manifest: Manifest) -> None:
+    """Load the checkpoint of a folder, and delete the checkpoints, results and records that came after it.
 
     Raises:
         CheckpointError: The checkpoint was trained from other artifacts.
     """
-    path, manifest = session.checkpoint_log.find_resume_checkpoint()
     if manifest.artifacts != list_artifact_hashes(session.facts):
         raise CheckpointError(f"{path} was trained from other artifacts than {session.run.path} holds")
     session.renumber_stages(manifest)
@@ -43,7 +39,6 @@ def restore_newest_checkpoint(session: RunningSession) -> Manifest:
     session.groups.trainer.ensure_on_device(stage)
     session.load(path, None if manifest.last else stage)  # None: the next stage begins with it
     session.checkpoint_log.truncate_to(manifest, list(session.stages))
-    return manifest
 
 
 def load_initial_checkpoint(session: RunningSession) -> None:

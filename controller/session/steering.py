@@ -22,7 +22,7 @@ from nonet.trust import check_attached
 from nonet.workers.runtime import WorkerGroup
 
 if TYPE_CHECKING:
-    from nonet.controller.session.interface import RunningSession
+    from nonet.controller.session.running_session import RunningSession
 
 _TRIAL_PROMPTS = 8  # prompts that a new reward is tried on; enough to raise its errors
 
@@ -167,7 +167,7 @@ class RewardSteering:
         try:
             self._rehearse(name, group, options)
         except NonetError:
-            self._session.groups.stop_reward(self._stage, name)
+            self._session.groups.processes.stop_reward(self._stage, name)
             raise
         rewards.add(name, group, options.timeout_s)
         self.objectives.apply_command(command)
@@ -203,7 +203,7 @@ class RewardSteering:
             raise ConfigError(f"{name!r} is the stage's only reward; attach another first")
         self.objectives.apply_command(command)
         self._session.get_rewards(self._stage).remove(name)
-        self._session.groups.stop_reward(self._stage, name)
+        self._session.groups.processes.stop_reward(self._stage, name)
         return f"detached reward {name!r}"
 
     def _set(self, command: dict[str, Any]) -> str:

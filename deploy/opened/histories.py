@@ -31,7 +31,9 @@ from nonet.samples.tokenised import UserEvents
 
 _MAX_POST_IDS = 1 << 17  # newest ids of posts that are remembered, to recognize repeated posts
 _MIN_EVENTS = 20  # newest posted events that memory keeps at least, because answers with `explain` show them
-_EXPIRE_S = 3600.0  # interval at which segments beyond the retention are deleted while nothing is posted
+_EXPIRE_EVERY_S = (
+    3600.0  # interval at which segments beyond the retention are deleted while nothing is posted
+)
 _log = logging.getLogger(__name__)
 
 
@@ -235,7 +237,7 @@ class UserHistories:
     def _expire_segments(self) -> None:
         """Delete segments beyond the retention every hour until `close`, because a post does so only if there is one."""
         assert self._journal is not None
-        while not self._closed.wait(_EXPIRE_S):
+        while not self._closed.wait(_EXPIRE_EVERY_S):
             try:
                 self._journal.delete_old_segments()
                 if self.quarantined:

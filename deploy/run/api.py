@@ -194,7 +194,7 @@ def _create_run(scenario: Scenario, run_dir: str | Path | RunFolder | None) -> R
 
 def start_detached(
     source: ScenarioFile | str | Path, *, run_dir: str | Path | None = None, command: str = ""
-) -> RunFolder:
+) -> tuple[RunFolder, list[str]]:
     """Start a run on the cluster that RAY_ADDRESS names; it continues without this process.
 
     Args:
@@ -203,14 +203,15 @@ def start_detached(
         command: The command line that the report shows.
 
     Returns:
-        The run's folder.
+        The run's folder, and warnings about its data.
     """
-    scenario_file = source if isinstance(source, ScenarioFile) else scenario(source)
-    folder = _create_run(scenario_file.scenario, run_dir)
     from nonet.deploy.run import driver
 
-    driver.start_detached(scenario_file.scenario, scenario_file.folder, folder, command=command)
-    return folder
+    scenario_file = source if isinstance(source, ScenarioFile) else scenario(source)
+    folder = _create_run(scenario_file.scenario, run_dir)
+    return folder, driver.start_detached(
+        scenario_file.scenario, scenario_file.folder, folder, command=command
+    )
 
 
 def run(

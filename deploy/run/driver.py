@@ -39,10 +39,11 @@ from nonet.controller.setup import (
     write_run,
     write_start,
 )
+from nonet.deadlines import DEFAULTS, suggest_longer_deadline
 from nonet.deploy.report import write_report
 from nonet.deploy.run.memory import PeakMemory
 from nonet.deploy.run.panel import EventView, Panel
-from nonet.deploy.run.steer import describe_stop
+from nonet.deploy.run.steer import STOP_PATIENCE_S, describe_stop
 from nonet.errors import ConfigError, NonetError, StorageError, WorkerFailed, WorkerLost
 from nonet.storage import (
     OPENING_TIMEOUT_S,
@@ -59,9 +60,7 @@ from nonet.workers import check_ray_environment
 from nonet.workers.runtime import NAMESPACE, ensure_ray
 
 _POLL_S = 0.3  # between two polls of the controller
-_STOP_TIMEOUT_S = 120.0  # from a request to stop until everything is stopped without a checkpoint
-_ANSWER_TIMEOUT_S = 10.0  # within which a controller answers a short call
-_RESTART_TIMEOUT_S = 120.0  # within which Ray must have restarted a controller that is gone
+_ANSWER_PATIENCE_S = 10.0  # within which a controller answers a short call
 
 
 class DriverRun:
@@ -75,6 +74,7 @@ class DriverRun:
         lock: The lock of the run's folder, which is released at the end.
         warnings: Warnings about the run's data.
         resumes: Whether the run continues, so that its folder stays whatever ends it.
+        start_timeout_s: Seconds within which Ray must have restarted a controller that is gone.
 
     Attributes:
         folder: The run's folder.
@@ -93,8 +93,9 @@ class DriverRun:
         lock: FolderLock,
         warnings: Sequence[str] = (),
         resumes: bool = False,
+        start_timeout_s: float = DEFAULTS.start,
     ):
-        self.warnings, self._resumes = list(warnings), resumes
+        self.warnings, self._resumes, self._start_timeout_s = list(warnings), resumes, start_timeout_s
         self.folder, self.id, self._folder_lock = folder, folder.id, lock
         self._controller: Any = controller  # None after `close`
         self._memory = memory
@@ -164,7 +165,7 @@ class DriverRun:
                     stop_requested_s, self.was_interrupted = time.monotonic(), True
                     view.note("stopping after this step; press Ctrl-C again to quit immediately")
                     self._controller.stop.remote()
-                takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > _STOP_TIMEOUT_S
+                takes_too_long = stop_requested_s and time.monotonic() - stop_requested_s > STOP_PATIENCE_S
                 if interrupts.count > 1 or takes_too_long:
                     self.state = "stopped"
                     self.close()
@@ -187,18 +188,21 @@ class DriverRun:
         import ray
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-        deadline_s = time.monotonic() + _RESTART_TIMEOUT_S
+        deadline_s = time.monotonic() + self._start_timeout_s
+        suggestion = suggest_longer_deadline(self._start_timeout_s)
         while True:
             try:
-                return ray.get(self._controller.poll.remote(first_event), timeout=_RESTART_TIMEOUT_S)
+                return ray.get(self._controller.poll.remote(first_event), timeout=self._start_timeout_s)
             except ActorUnavailableError as error:  # Ray is restarting it
                 last_error: Exception = error
-            except (RayActorError, GetTimeoutError) as error:  # waiting longer does not help
+            except GetTimeoutError as error:
                 last_error, deadline_s = error, 0.0
+            except RayActorError as error:  # waiting longer does not help
+                last_error, deadline_s, suggestion = error, 0.0, ""
             if time.monotonic() > deadline_s:
                 self.close()
                 raise WorkerLost(
-                    f"the controller is gone ({' '.join(str(last_error).split())[:200]}); "
+                    f"the controller is gone ({' '.join(str(last_error).split())[:200]}){suggestion}; "
                     f"if it has a checkpoint, continue with: nonet resume {self.id}"
                 ) from None
             time.sleep(_POLL_S)
@@ -285,6 +289,44 @@ def start(
         NonetError: The controller did not start.
     """
     timeout_s = read_orphan_timeout_s()
+    run, controller, lock, warnings = _start(scenario, folder, run, resume, command)
+    return DriverRun(
+        run, controller, PeakMemory().__enter__(), timeout_s, lock, warnings, resume, scenario.deadlines.start
+    )
+
+
+def start_detached(scenario: Scenario, folder: Path, run: RunFolder, *, command: str = "") -> list[str]:
+    """Start a new run that continues without this process.
+
+    Args:
+        scenario: The scenario.
+        folder: The folder that the scenario's files are relative to.
+        run: The run's folder.
+        command: The command that started the run, for the report.
+
+    Returns:
+        Warnings about the run's data.
+
+    Raises:
+        ConfigError: There is no cluster that outlives this process, or the scenario is not usable.
+        NonetError: The controller did not start.
+    """
+    if os.environ.get("RAY_ADDRESS") in (None, "", "local"):
+        raise ConfigError(
+            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
+        )
+    return _start(scenario, folder, run, False, command, detached=True)[-1]
+
+
+def _start(
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
+) -> tuple[RunFolder, Any, FolderLock, list[str]]:
+    """Check the scenario and its data, prepare the records of the run, and start its controller.
+
+    Returns:
+        The folder in which the run works, the handle of the controller's actor, the lock of the folder, which is released
+            if the run is detached, and warnings about the data.
+    """
     warnings: list[str] = []
     if resume:
         preflight.check_resumed(scenario, run)
@@ -300,9 +342,9 @@ def start(
         _end_earlier_controller(run, resume)
         run.stop_request.unlink(missing_ok=True)
         writer = _prepare_records(scenario, folder, run, resume, command)
-        memory = PeakMemory().__enter__()
-        controller = _start_controller(scenario, folder, run, resume)
-        return DriverRun(run, controller, memory, timeout_s, lock, warnings, resume)
+        if detached:
+            lock.close()  # the controller claims the folder
+        return run, _start_controller(scenario, folder, run, resume, detached), lock, warnings
     except BaseException:
         lock.close()
         # A run that has not started is deleted, so that `last` does not refer to it.
@@ -311,42 +353,10 @@ def start(
             with contextlib.suppress(StorageError):  # the error that ended the start is raised
                 is_deleted = writer.discard()
         if is_deleted:
-            delete_folder(run)
+            # A process that holds the lock now, such as the controller of a detached run, keeps the folder.
+            with contextlib.suppress(ConfigError), lock_run(run):
+                delete_folder(run)
         raise
-
-
-def start_detached(
-    scenario: Scenario, folder: Path, run: RunFolder, *, resume: bool = False, command: str = ""
-) -> None:
-    """Start a run that continues without this process.
-
-    Args:
-        scenario: The scenario.
-        folder: The folder that the scenario's files are relative to.
-        run: The run's folder.
-        resume: Whether to continue from the newest complete checkpoint.
-        command: The command that started the run, for the report.
-
-    Raises:
-        ConfigError: There is no cluster that outlives this process, or the scenario is not usable.
-        NonetError: The controller did not start.
-    """
-    if not os.environ.get("RAY_ADDRESS") or os.environ["RAY_ADDRESS"] == "local":
-        raise ConfigError(
-            "a detached run needs a cluster that outlives this process: set RAY_ADDRESS (such as auto), or omit --detach"
-        )
-    if resume:
-        preflight.check_resumed(scenario, run)
-    else:
-        scenario = resolve_sources(scenario)
-        preflight.check(scenario, folder)
-    run = open_for_writing(run)
-    preflight.check_free_space(scenario, run)
-    check_ray_environment()
-    with lock_run(run):  # the controller claims the folder afterwards
-        _end_earlier_controller(run, resume)
-        _prepare_records(scenario, folder, run, resume, command)
-    _start_controller(scenario, folder, run, resume, detached=True)
 
 
 def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
@@ -372,7 +382,7 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
     except ValueError:
         return
     try:
-        folder = ray.get(controller.get_folder.remote(), timeout=_ANSWER_TIMEOUT_S)
+        folder = ray.get(controller.get_folder.remote(), timeout=_ANSWER_PATIENCE_S)
     except (RayActorError, GetTimeoutError):  # it ends, or hangs
         folder = str(run.path)
     if folder != str(run.path):
@@ -440,9 +450,7 @@ def _check_storage(address: str, *, resume: bool, single_writer: bool) -> None:
         )
 
 
-def _start_controller(
-    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, *, detached: bool = False
-) -> Any:
+def _start_controller(scenario: Scenario, folder: Path, run: RunFolder, resume: bool, detached: bool) -> Any:
     """Stop orphaned processes of earlier runs on a shared cluster, then start this run's controller.
 
     Returns:
@@ -477,7 +485,7 @@ def _start_controller(
         raise NonetError(f"the controller did not start: {error}") from None
 
 
-def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
+def stop_run(run: str, timeout_s: float = STOP_PATIENCE_S) -> str:
     """Stop a run on the cluster that RAY_ADDRESS names: request a checkpoint at the next step, then stop everything.
 
     Args:
@@ -500,9 +508,9 @@ def stop_run(run: str, timeout_s: float = _STOP_TIMEOUT_S) -> str:
         )
     deadline_s, has_finished = time.monotonic() + timeout_s, False
     try:
-        ray.get(controller.stop.remote(), timeout=_ANSWER_TIMEOUT_S)
+        ray.get(controller.stop.remote(), timeout=_ANSWER_PATIENCE_S)
         while time.monotonic() < deadline_s:
-            outcome = ray.get(controller.poll.remote(0), timeout=_ANSWER_TIMEOUT_S)["outcome"]  # pyright: ignore[reportCallIssue, reportArgumentType]
+            outcome = ray.get(controller.poll.remote(0), timeout=_ANSWER_PATIENCE_S)["outcome"]  # pyright: ignore[reportCallIssue, reportArgumentType]
             if outcome:
                 has_finished = outcome["state"] == "done"
                 break

@@ -13,6 +13,7 @@ import psutil
 _GROWTH = (
     1.01  # of the sum of resident set sizes since the last reading of PSS, from which on it is read again
 )
+_END_PATIENCE_S = 5.0  # for the last reading
 
 
 class PeakMemory:
@@ -33,7 +34,7 @@ class PeakMemory:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join(timeout=5)
+        self._thread.join(_END_PATIENCE_S)
 
     def _sample(self) -> None:
         """Update `peak_bytes` every `interval_s` seconds until the context is left."""

@@ -28,8 +28,10 @@ from nonet.trust import approve_parts
 
 _POLL_S = 0.1
 _REWARD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
-_ACCEPT_TIMEOUT_S = 30.0  # for a request to stop; a driver checks for requests at least every 10 s
-_STOP_TIMEOUT_S = 120.0
+_ACCEPT_PATIENCE_S = 30.0  # for a request to stop; a driver checks for requests at least every 10 s
+STOP_PATIENCE_S = (
+    120.0  # for the end of a run that was asked to stop; a driver then stops it without a checkpoint
+)
 
 
 def attach(
@@ -146,7 +148,7 @@ def wait_for_answer(folder: RunFolder, command: str, timeout_s: float) -> dict[s
     return CommandQueue(folder).read_answer(command)
 
 
-def stop(run: str | Path, notice_s: float = _ACCEPT_TIMEOUT_S, timeout_s: float = _STOP_TIMEOUT_S) -> str:
+def stop(run: str | Path, notice_s: float = _ACCEPT_PATIENCE_S, timeout_s: float = STOP_PATIENCE_S) -> str:
     """Stop a run on a local Ray: request a checkpoint at the next step, and wait until the run has ended.
 
     Args:

@@ -73,7 +73,9 @@ def run(
         else api.load_continued_scenario(scenario, continued, change)
     )
     if detach:
-        folder = api.start_detached(loaded, run_dir=run_dir, command=_format_command())
+        folder, warnings = api.start_detached(loaded, run_dir=run_dir, command=_format_command())
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         print(
             json.dumps({"run": folder.id})
             if as_json

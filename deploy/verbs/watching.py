@@ -19,7 +19,7 @@ from nonet.errors import ConfigError
 from nonet.storage import is_storage_address
 from nonet.suggest import make_printable
 
-_WATCH_S = 2.0  # between two lines of `status --watch`
+_WATCH_EVERY_S = 2.0  # between two lines of `status --watch`
 
 
 def status(
@@ -152,4 +152,4 @@ def _watch(describe: Callable[[], dict[str, Any]], as_json: bool) -> None:
             last_shown = shown
         if run_status.has_ended(row):
             sys.exit(0 if row["state"] == "done" else 1)
-        time.sleep(_WATCH_S)
+        time.sleep(_WATCH_EVERY_S)

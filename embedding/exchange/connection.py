@@ -24,7 +24,7 @@ from nonet.embedding.tables import NativeUnavailable
 _TOKEN_BYTES = 16
 # What a rank sends to all others: the hash of its machine (zeros without the core), the address of its socket, and the token.
 _CONTACT = struct.Struct(f"32s39s{_TOKEN_BYTES}s")
-_CONNECT_TIMEOUT_S = 10.0
+_CONNECT_PATIENCE_S = 10.0
 
 
 def connect(rank: int, group: Any) -> LocalWire | None:
@@ -40,7 +40,7 @@ def connect(rank: int, group: Any) -> LocalWire | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen(world)
-        listener.settimeout(_CONNECT_TIMEOUT_S)
+        listener.settimeout(_CONNECT_PATIENCE_S)
         machine = _hash_machine() if _has_core() else bytes(32)
         contacts = _gather_contacts(_CONTACT.pack(machine, address.encode(), token), world, group)
         peers: dict[int, socket.socket] | None = None
@@ -74,12 +74,12 @@ def _connect_peers(
     try:
         for other, (_, address, token) in enumerate(contacts[:rank]):
             peer = peers[other] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            peer.settimeout(_CONNECT_TIMEOUT_S)
+            peer.settimeout(_CONNECT_PATIENCE_S)
             peer.connect(address)
             peer.send(token + struct.pack("<q", rank))
         while len(peers) < len(contacts) - 1:
             peer, _ = listener.accept()
-            peer.settimeout(_CONNECT_TIMEOUT_S)
+            peer.settimeout(_CONNECT_PATIENCE_S)
             message = peer.recv(_TOKEN_BYTES + 8)  # The token and the rank.
             _, _, own_token = contacts[rank]
             if message[:_TOKEN_BYTES] != own_token:

@@ -82,7 +82,7 @@ def _check_rank(rank: int, world: int) -> int:
     return rank
 
 
-_MARK_TIMEOUT_S = 1.0  # Time that ranks have to set their marks.
+_MARK_PATIENCE_S = 1.0  # Time that ranks have to set their marks.
 
 
 def find_missing_ranks(rank: int, world: int) -> str:
@@ -94,7 +94,7 @@ def find_missing_ranks(rank: int, world: int) -> str:
         store.set(f"sparse-world-alive/{rank}", "1")
         # The marks that have not been seen yet, by rank.
         marks = {other: f"sparse-world-alive/{other}" for other in range(world) if other != rank}
-        deadline = time.monotonic() + _MARK_TIMEOUT_S
+        deadline = time.monotonic() + _MARK_PATIENCE_S
         while marks and time.monotonic() < deadline:
             marks = {other: mark for other, mark in marks.items() if not store.check([mark])}
             time.sleep(0.05)

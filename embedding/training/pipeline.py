@@ -38,7 +38,7 @@ Keys = Callable[[Any], Mapping[str, Tensor]]  # (batch) -> keys [N] by table
 # The gradients are None, on all ranks alike, if the step is skipped; rows do not change then.
 Compute = Callable[[int, Any, Mapping[str, Tensor]], tuple[Mapping[str, Tensor] | None, Any]]
 _POLL_S = 0.05  # The interval at which a waiting thread checks whether the pipeline has stopped.
-_END_S = 5.0  # Time for the last exchange to end after an error; a longer one is waiting for a rank that has failed.
+_END_PATIENCE_S = 5.0  # Time for the last exchange to end after an error; a longer one is waiting for a rank that has failed.
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _PipelineRun:
             results = []
         finally:
             self._stopped.set()
-            wire_thread.join(_END_S)  # Otherwise rows could change after run() has raised the error.
+            wire_thread.join(_END_PATIENCE_S)  # Otherwise rows could change after run() has raised the error.
         if self._error is not None:
             raise self._error
         if any(thread.is_alive() for thread in threads):

@@ -18,7 +18,7 @@ from nonet.contents import identify_content
 from nonet.errors import DataError
 
 Result = TypeVar("Result")
-WAITS_S = (0.1, 0.4, 1.5)
+PAUSES_S = (0.1, 0.4, 1.5)
 """Seconds to wait before the second, third and fourth attempt."""
 # Texts of errors that say that the connection is broken, and not the content.
 _NETWORK_ERROR = re.compile(
@@ -50,7 +50,7 @@ def read_with_retries(
         CorruptDataError: If Arrow cannot decode what was read.
         UnreachableDataError: If the last attempt failed as well, the file is gone, or it must not be read.
     """
-    for wait_s in (*WAITS_S, None):
+    for wait_s in (*PAUSES_S, None):
         try:
             return read()
         except FileNotFoundError:
@@ -62,7 +62,7 @@ def read_with_retries(
                 if wait_s is not None:
                     time.sleep(wait_s)
                     continue
-            attempts = len(WAITS_S) + 1 if wait_s is None else 1
+            attempts = len(PAUSES_S) + 1 if wait_s is None else 1
             raise UnreachableDataError(
                 f"{label}: cannot be read after {attempts} attempts: {get_first_line(error)}. Nothing was skipped; start again "
                 "when the storage responds"

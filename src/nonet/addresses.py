@@ -27,7 +27,7 @@ from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
 from nonet.errors import ConfigError, StorageError
 from nonet.storage import fetch_stored, is_storage_address
 
-_WAITS_S = (0.2, 1.0)  # before the second and third attempt to read
+_PAUSES_S = (0.2, 1.0)  # before the second and third attempt to read
 _CHUNK_BYTES = 16 << 20
 # The characters that an address may have besides percent-encoded ones. `#` would cut the address off.
 _ADDRESS_CHARACTERS = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")
@@ -206,7 +206,7 @@ def _read_with_retries(read: Callable[[], _Result], address: str, label: str) ->
     """Return the result of a read, which is repeated while the store does not respond; raise ConfigError in the end."""
     import pyarrow as pa
 
-    for wait_s in (*_WAITS_S, None):
+    for wait_s in (*_PAUSES_S, None):
         try:
             return read()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:

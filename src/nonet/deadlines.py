@@ -68,7 +68,10 @@ def _make_field(seconds: float, description: str) -> Any:
 class Deadlines(StrictModel):
     """Timeouts of a run's waits, in seconds."""
 
-    start: _Wait = _make_field(120.0, "the start of a group's processes, including their environment")
+    start: _Wait = _make_field(
+        120.0,
+        "the start of a group's processes, including their environment, or the restart of the controller",
+    )
     step: _Wait = _make_field(120.0, "a training step or a rollout; ranks wait twice as long for each other")
     open: _Wait = _make_field(300.0, "the opening of the artifacts, or of a checkpoint, in every role")
     save: _Wait = _make_field(300.0, "the writing of a checkpoint")

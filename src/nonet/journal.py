@@ -32,8 +32,8 @@ from nonet.errors import DISK_FULL_ERRNOS, ConfigError, DeadlineExceeded, NonetE
 _SEGMENT_BYTES = 64 << 20
 _DAY_S = 86_400.0
 _SEGMENT_SHARE = 0.1  # of the retention: the longest time between the first and the last line of a segment
-_LOCK_WAIT_S = 3.0  # the longest wait for another process that appends
-_STUCK_LOCK_WAIT_S = (
+_LOCK_PATIENCE_S = 3.0  # the longest wait for another process that appends
+_STUCK_LOCK_PATIENCE_S = (
     0.05  # the same after a wait that was in vain, so that appends do not queue behind each other
 )
 _LOCK_POLL_S = 0.002
@@ -247,7 +247,7 @@ class LineJournal:
 
     def _lock_segment(self) -> None:
         """Lock the open segment, and open the next one if another process has sealed it."""
-        deadline = time.monotonic() + (_STUCK_LOCK_WAIT_S if self._is_lock_stuck else _LOCK_WAIT_S)
+        deadline = time.monotonic() + (_STUCK_LOCK_PATIENCE_S if self._is_lock_stuck else _LOCK_PATIENCE_S)
         while True:
             self._is_lock_stuck = True
             self._wait_for_lock(deadline)

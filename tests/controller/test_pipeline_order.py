@@ -13,7 +13,7 @@ from nonet.controller import pipeline
 from nonet.controller.pipeline import Pipeline
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.session.session import Session as ShippedSession
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.start_notes import make_evaluation_notes
 from nonet.controller.setup.worker_setup import make_baseline_options
 from nonet.deadlines import DEFAULTS
@@ -102,10 +102,14 @@ class Session:
             count_returned_bytes=nothing,
         )
         group = SimpleNamespace(name="evaluator", roles=("evaluator",))
+        binding = SimpleNamespace(groups=[group], list_dead_workers=list)
+        self.processes = SimpleNamespace(
+            run=run, binding=binding, pop_warning=lambda: self.warnings.pop() if self.warnings else ""
+        )
         self.groups = SimpleNamespace(
             hosts={},
-            pop_warning=lambda: self.warnings.pop() if self.warnings else "",
-            binding=SimpleNamespace(groups=[group], list_dead_workers=list),
+            processes=self.processes,
+            binding=binding,
             offloader=SimpleNamespace(list_counts=nothing),
             find_due_change=lambda name: self.changes.get(name),
             notes=(),
@@ -122,7 +126,7 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
-    require_stored = ShippedSession.require_stored
+    require_stored = BoundRun.require_stored
 
     def prepare(self, name: str) -> None:
         self.evaluator.log.append(f"rebound for {name}")

@@ -580,7 +580,7 @@ class WriterLife:
 def run_schedules(seeds: range, root: Path) -> None:
     """Run schedules, and fail with the first violation."""
     with pause_at_files(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nonet.storage.run_writer._RETRY_S", 0.0)
+        patch.setattr("nonet.storage.run_writer._RETRY_PAUSE_S", 0.0)
         for seed in seeds:
             folder = root / str(seed)
             folder.mkdir()

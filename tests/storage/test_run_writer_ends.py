@@ -42,7 +42,7 @@ def test_a_writer_whose_folder_was_emptied_stops_and_the_stored_run_stays(make_c
 def test_commits_in_the_background_go_on_after_any_failure_and_report_it_once(
     make_copy: CopyMaker, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
-    monkeypatch.setattr("nonet.storage.run_writer.COMMIT_S", 0.01)
+    monkeypatch.setattr("nonet.storage.run_writer.COMMIT_EVERY_S", 0.01)
     copy, failed = make_copy("a"), threading.Event()
     writer = RunWriter(copy)
     real_put = MemoryStorage.put

@@ -1,5 +1,5 @@
 from .actors import NAMESPACE as NAMESPACE
-from .actors import PING_S as PING_S
+from .actors import PING_PATIENCE_S as PING_PATIENCE_S
 from .actors import ActorGroup as ActorGroup
 from .actors import WorkerResources as WorkerResources
 from .actors import ensure_ray as ensure_ray

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 NAMESPACE = "nonet"  # Ray namespace of the named actors.
-PING_S = 5.0  # Seconds in which a control thread must answer; it is never busy for long.
+PING_PATIENCE_S = 5.0  # Seconds in which a control thread must answer; it is never busy for long.
+_CONTROL_PATIENCE_S = 10.0  # Seconds in which all control threads must answer that do more than a ping.
+_STOP_GRACE_S = 10.0  # Seconds for the teardown of roles.
 
 
 def ensure_ray(variables: Mapping[str, str] | None = None) -> None:
@@ -208,7 +210,7 @@ class ActorGroup:
             f"{'; '.join(reasons)}{suggest_longer_deadline(self._deadlines.start)}."
         )
 
-    def call_control(self, method: str, timeout_s: float = 10.0) -> list[Any]:
+    def call_control(self, method: str, timeout_s: float = _CONTROL_PATIENCE_S) -> list[Any]:
         """Call a method of the control threads, such as ping, which answer even while the rank works.
 
         Returns:
@@ -234,7 +236,7 @@ class ActorGroup:
         built: list[tuple[Any, Any]] = [(ray.get(ref), actor) for ref, actor in pairs if ref in done_refs]
         return [(answer["node"], actor) for answer, actor in built]
 
-    def describe_activities(self, timeout_s: float = PING_S) -> list[WorkerActivity]:
+    def describe_activities(self, timeout_s: float = PING_PATIENCE_S) -> list[WorkerActivity]:
         """Return what every rank is doing; a rank that does not answer in time is marked silent."""
         refs = [actor.describe_activity.remote() for actor in self.actors]
         ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
@@ -257,7 +259,7 @@ class ActorGroup:
         A span is (role.method, start, end, bytes out) in unix seconds; each is returned once.
         """
         try:
-            names = [built["name"] for built in ray.get(self._build_refs, timeout=1.0)]
+            names = [built["name"] for built in ray.get(self._build_refs, timeout=PING_PATIENCE_S)]
             return list(zip(names, self.call_control("take_spans"), strict=True))
         except (NonetError, RayActorError, GetTimeoutError):
             return []  # The spans of a dead rank are lost with its process.
@@ -389,7 +391,7 @@ class ActorGroup:
         dead_ranks = []
         for rank, ref in enumerate(refs):
             try:
-                ray.get(ref, timeout=PING_S)
+                ray.get(ref, timeout=PING_PATIENCE_S)
             except (RayActorError, GetTimeoutError):
                 dead_ranks.append(rank)
         return dead_ranks
@@ -404,7 +406,7 @@ class ActorGroup:
             ray.kill(actor, no_restart=True)
         self.actors, self._remote_methods = [], {}
 
-    def stop(self, timeout_s: float = 10.0) -> None:
+    def stop(self, timeout_s: float = _STOP_GRACE_S) -> None:
         """Tear down the roles, then kill every process of the group."""
         refs = self.request_stop()
         if refs:

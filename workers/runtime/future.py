@@ -27,7 +27,7 @@ from nonet.errors import DeadlineExceeded, NonetError, NotAdmitted, WorkerFailed
 from nonet.workers.runtime.payload import concat_rows
 
 # Time limit for counting rows. The actors that hold them count on a control thread, which is never busy for long.
-_COUNT_S = 30.0
+_COUNT_PATIENCE_S = 30.0
 
 
 _pending_waits: dict[int, PendingWait] = {}  # The waits of all threads of this process, by their numbers.
@@ -143,7 +143,9 @@ class GroupFuture:
             if late:
                 raise self.make_deadline_error(timeout_s)
             try:
-                ray.get(self.request_row_counts(), timeout=max(_COUNT_S, deadline - time.monotonic()))
+                ray.get(
+                    self.request_row_counts(), timeout=max(_COUNT_PATIENCE_S, deadline - time.monotonic())
+                )
                 return self
             except GetTimeoutError:
                 raise self.make_deadline_error(timeout_s) from None
@@ -166,9 +168,9 @@ class GroupFuture:
     def get_row_counts(self) -> list[int]:
         """Return the row counts of the ranks' results, after `settle`. Raises errors like `get`."""
         try:
-            return ray.get(self.request_row_counts(), timeout=_COUNT_S)
+            return ray.get(self.request_row_counts(), timeout=_COUNT_PATIENCE_S)
         except GetTimeoutError:
-            raise self.make_deadline_error(_COUNT_S) from None
+            raise self.make_deadline_error(None) from None
         except (RayActorError, RayTaskError) as error:
             raise to_nonet_error(error, self.role, -1, self.method) from None
 

@@ -40,7 +40,7 @@ EVENT_FIELDS = {
     "end": ("state",),
 }
 _LOCAL = ("tensorboard", "prometheus")  # the trackers of every run
-_FLUSH_S = 10.0  # the longest time for which the end of a run waits for a tracker
+_FLUSH_PATIENCE_S = 10.0  # the longest time for which the end of a run waits for a tracker
 
 
 class Recorder:
@@ -167,7 +167,7 @@ class Recorder:
     def flush_trackers(self) -> None:
         """Wait until remote trackers have all metrics or one attempt to send them has failed, at most ten seconds each."""
         for follower in self._followers:
-            follower.flush(_FLUSH_S)
+            follower.flush(_FLUSH_PATIENCE_S)
 
     def close(self, state: str = "done") -> None:
         """Close the metrics file and all trackers; a second call does nothing.
@@ -182,7 +182,7 @@ class Recorder:
         for sink in self._sinks:
             sink.close(state)
         for follower in self._followers:
-            follower.close(state, _FLUSH_S)
+            follower.close(state, _FLUSH_PATIENCE_S)
         with self._lock:
             self._events_journal.close()
 

@@ -30,7 +30,7 @@ from nonet.storage.local_folders import (
     write_folder_state,
 )
 from nonet.storage.locks import FILE_LOCKS, Locks
-from nonet.storage.objects import Storage, download_file, upload_file
+from nonet.storage.objects import RETRY_TIMEOUT_S, Storage, download_file, upload_file
 from nonet.storage.run_tree import (
     COMMANDS,
     HEAD,
@@ -69,7 +69,7 @@ class MountedRun:
     path: str
     epoch: int = 0
     generation: int = 0
-    timeout_s: float = 60.0
+    timeout_s: float = RETRY_TIMEOUT_S
 
 
 class StoredRun:

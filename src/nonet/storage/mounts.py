@@ -48,7 +48,7 @@ _MAX_DEPTH = 4  # of the folders of a run
 _SLASHES_OF_BUCKET = 2  # in an address such as s3://bucket
 _MAX_ITEMS = 256  # longer lists of arguments are not searched for paths
 _ALIVE_S = 60.0  # without a commit, after which no machine seems to work on a run, which commits every 15 s or earlier
-_LOOK_S = 1.0  # between two looks at a head, where this process may not write to the storage
+_LOOK_EVERY_S = 1.0  # between two looks at a head, where this process may not write to the storage
 
 _sleep = time.sleep
 _copies: dict[Path, StoredRun] = {}  # the runs that this process has mounted, by the local folder
@@ -197,7 +197,7 @@ def _wait_for_next_head(
 ) -> StoredObject | None:
     """Look at the head, as long as `goes_on` says, until another one replaces a stored one; return that one, or None."""
     while goes_on():
-        _sleep(_LOOK_S)
+        _sleep(_LOOK_EVERY_S)
         later = storage.get(HEAD)
         if later is None or later.etag != stored.etag:
             return later

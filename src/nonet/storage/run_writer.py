@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nonet.atomic import write_whole
+from nonet.deadlines import DEFAULTS
 from nonet.errors import ConfigError, NonetError, StorageConflict, StorageError
 from nonet.storage.growing_files import GrowingFiles, is_growing
 from nonet.storage.local_copy import (
@@ -49,12 +50,11 @@ from nonet.storage.run_tree import (
     make_file_entry,
 )
 
-COMMIT_S = 5.0  # between two commits in the background
-TIMEOUT_S = 900.0  # for which the storage may fail before the run ends
+COMMIT_EVERY_S = 5.0  # between two commits in the background
 READ_GRACE_S = 60.0  # for which a reader may need objects that a commit has replaced
 GARBAGE_GRACE_S = 900.0  # the same for objects of older writers, by the clock of the storage
 _MAX_OPENINGS = 10  # attempts to raise the epoch while other processes do the same
-_RETRY_S = 1.0  # between two attempts of the last commit
+_RETRY_PAUSE_S = 1.0  # between two attempts of the last commit
 
 
 class RunWriter:
@@ -84,7 +84,7 @@ class RunWriter:
         copy: RunCopy,
         *,
         single_writer: bool = False,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = DEFAULTS.storage,
         read_grace_s: float = READ_GRACE_S,
         garbage_grace_s: float = GARBAGE_GRACE_S,
         make_lock: Callable[[], AbstractContextManager[Any]] = threading.RLock,
@@ -478,7 +478,7 @@ class RunWriter:
             except (StorageError, OSError) as error:
                 self._note_failure(error)
                 self.check()
-                time.sleep(_RETRY_S)
+                time.sleep(_RETRY_PAUSE_S)
         self._delete_dropped(at_once=True)
         with self._copy.lock_fetching():
             mark_folder(self._copy, is_stored=True)
@@ -524,7 +524,7 @@ class RunWriter:
     def _commit_repeatedly(self) -> None:
         """Commit until `close` is called or writing has failed for good; whatever else fails is tried again."""
         garbage_due = time.monotonic() + self._garbage_grace_s
-        while not self._ended.wait(COMMIT_S) and self.commit_in_background():
+        while not self._ended.wait(COMMIT_EVERY_S) and self.commit_in_background():
             if time.monotonic() > garbage_due:
                 self.delete_garbage()
                 garbage_due = time.monotonic() + self._garbage_grace_s
@@ -602,7 +602,7 @@ def open_writer(
     folder: Path,
     *,
     single_writer: bool = False,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = DEFAULTS.storage,
     after_epoch: int | None = None,
 ) -> RunWriter | None:
     """Open the run of a work folder for writing, see `RunWriter`; return None if the folder is not one of a mounted run."""

@@ -79,7 +79,7 @@ def test_a_broken_disk_and_a_broken_device_are_isolated_and_used_again_when_they
     cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(health, "_FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr(probes, "_LOOK_S", 0.1)
+    monkeypatch.setattr(probes, "_LOOK_EVERY_S", 0.1)
     notes: list[str] = []
     made = ClusterProbes(tmp_path, {"gpu": Pool(device="fake")}, WAIT_S, notes.append)
     made.check()

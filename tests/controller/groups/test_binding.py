@@ -73,7 +73,7 @@ def test_when_the_room_is_taken_between_plan_and_bind_the_error_comes_soon_and_n
     from nonet.controller.groups.binding import GroupBinding, plan_live
     from nonet.deadlines import Deadlines
 
-    assert placement.NO_ROOM_S + placement._SETTLE_S < 2, "what it waits for by itself"
+    assert placement.NO_ROOM_PATIENCE_S + placement._SETTLE_PATIENCE_S < 2, "what it waits for by itself"
     made = plan_live(WIDE)
     taken("quick-thief", 2.0)
     before = made_groups()

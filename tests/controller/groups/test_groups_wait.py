@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stand_ins import Group
 from views import RL, gpu_nodes, scenario
 
-from nonet.controller.groups import PromptRequest
+from nonet.controller.groups import PromptRequest, group_processes
 from nonet.controller.groups import run_groups as run_groups_module
 from nonet.controller.plan.planner import plan
 from nonet.controller.record.run_folder import RunFolder
-from nonet.controller.session.session import Session
+from nonet.controller.session.artifacts import make_run_stages
+from nonet.workers.runtime import WorkerGroup
 from nonet.workers.runtime.worker import DistributeWorker
 
 GB = 10**9
@@ -31,7 +33,10 @@ class Binding:
         role = SimpleNamespace(cls=DistributeWorker)
         self.hosts = {
             group.name: SimpleNamespace(
-                name=group.name, world=group.workers, specs=dict.fromkeys(group.roles, role)
+                name=group.name,
+                world=group.workers,
+                specs=dict.fromkeys(group.roles, role),
+                wait_until_ready=lambda: None,
             )
             for group in self.groups
         }
@@ -39,19 +44,23 @@ class Binding:
 
 @pytest.fixture
 def run_groups(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_groups_module, "GroupBinding", Binding)
+    processes_class = group_processes.GroupProcesses
+    monkeypatch.setattr(group_processes, "GroupBinding", Binding)
     monkeypatch.setattr(
-        run_groups_module.RunGroups, "_check_shared_or_stop", lambda *_: None
+        processes_class, "_check_shared_or_stop", lambda *_: None
     )  # asks Ray, which would start
+    monkeypatch.setattr(
+        WorkerGroup,
+        "from_actors",
+        lambda hosts, role, ranks: Group([], role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]),
+    )
     made = plan(ASKED, gpu_nodes(1, memory_bytes=2 * GB))
-    run_groups = run_groups_module.RunGroups(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]
-    run_groups._ttl_steps = {}
-    run_groups._open({}, ())
-    return run_groups
+    processes = processes_class(ASKED, RunFolder(tmp_path), made, 0.0, None, "pretrain")  # type: ignore[arg-type]
+    return run_groups_module.RunGroups(processes, {}, {})
 
 
 def test_rollouts_compute_the_chunk_that_the_plan_names(run_groups, monkeypatch):
-    chunk = run_groups.plan.find_chunk("rl", "rollout")
+    chunk = run_groups.processes.plan.find_chunk("rl", "rollout")
     assert 1 <= chunk < 4096
     told = []
     run_groups.rollout.group.__dict__["generate"] = lambda users, positions, request: told.append(
@@ -70,16 +79,13 @@ def test_every_wait_of_a_run_has_the_scenarios_deadlines(run_groups):
 
 
 def test_every_group_of_a_run_is_watched_and_stacks_go_to_its_folder(run_groups, tmp_path):
-    assert {hosts.watchdog for hosts in run_groups.hosts.values()} == {run_groups._watchdog}
-    assert run_groups._watchdog._write([]).parent == tmp_path
+    assert {hosts.watchdog for hosts in run_groups.hosts.values()} == {run_groups.processes._watchdog}
+    assert run_groups.processes._watchdog._write([]).parent == tmp_path
 
 
 def test_stages_are_told_the_chunk_that_the_plan_names(run_groups):
-    session = Session.__new__(Session)
-    session.scenario, session.plan = ASKED, run_groups.plan
-    session.facts = {"artifacts": {}, "data": {"users": 100, "trained_events": 1000}}
-    session.groups = SimpleNamespace(open=lambda *_: None)  # type: ignore[assignment]
-    session.open()
-    chunks = {name: setup.chunk for name, setup in session.stages.items()}
-    assert chunks == {name: run_groups.plan.find_chunk(name, "trainer") for name in ASKED.stages}
+    plan = run_groups.processes.plan
+    stages = make_run_stages(ASKED, {"data": {"users": 100, "trained_events": 1000}}, plan)
+    chunks = {name: setup.chunk for name, setup in stages.items()}
+    assert chunks == {name: plan.find_chunk(name, "trainer") for name in ASKED.stages}
     assert chunks["pretrain"] < 1 << 14, "the device has little room"

@@ -9,7 +9,8 @@ import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError
 from stand_ins import Group, Trace
 
-from nonet.controller.groups import run_groups as run_groups_module
+from nonet.controller.groups import group_processes
+from nonet.controller.groups.group_processes import GroupProcesses
 from nonet.controller.groups.run_groups import RunGroups
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
@@ -72,36 +73,36 @@ class Made:
 
 
 @pytest.fixture
-def run_groups(tmp_path, monkeypatch):
+def processes(tmp_path, monkeypatch):
     calls: list = []
-    monkeypatch.setattr(run_groups_module, "GroupBinding", Made)
+    monkeypatch.setattr(group_processes, "GroupBinding", Made)
     monkeypatch.setattr(
-        run_groups_module,
+        group_processes,
         "Offloader",
         lambda *_: SimpleNamespace(enter=lambda *phase: None, stages=frozenset()),
     )
     monkeypatch.setattr(
-        run_groups_module.WorkerGroup,
+        group_processes.WorkerGroup,
         "from_actors",
         lambda hosts, role, ranks_per_share: Group(
             calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]
         ),
     )
     monkeypatch.setattr(
-        run_groups_module.RunGroups, "_check_shared_or_stop", lambda *_: None
+        GroupProcesses, "_check_shared_or_stop", lambda *_: None
     )  # asks Ray, which would start
     run = RunFolder(tmp_path)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text("")
     keep_copies(SCENARIO, tmp_path, run)
     plan = SimpleNamespace(ledger=None, list_groups=lambda stage: [], find_chunk=lambda stage, role: 64)
-    run_groups = RunGroups(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
-    run_groups.calls = calls
-    return run_groups
+    processes = GroupProcesses(SCENARIO, run, plan, 0.0, Trace(), "pretrain")
+    processes.calls = calls
+    return processes
 
 
-def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
-    specs = run_groups.binding.specs
+def test_roles_are_told_what_the_scenario_says(processes, tmp_path):
+    specs = processes.binding.specs
     setup, options = specs["evaluator"].args
     assert (options.metrics, options.width, setup.target) == (["recall@5", "ndcg@5"], 30, "liked")
     assert specs["rl.reward.own"].args == (
@@ -118,84 +119,81 @@ def test_roles_are_told_what_the_scenario_says(run_groups, tmp_path):
     assert (runs[0].seed, runs[0].history) == (9, 7)
 
 
-def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_its_model(run_groups, tmp_path):
-    run_groups.open({"sids": "folder"}, {})
-    opened = [name for name, *_ in run_groups.calls if name.endswith(".open")]
+def test_groups_open_the_artifacts_the_trainer_before_the_rollout_that_shares_its_model(processes, tmp_path):
+    run_groups = RunGroups(processes, {"sids": "folder"}, {})
+    opened = [name for name, *_ in processes.calls if name.endswith(".open")]
     assert set(opened) == {
         f"{role}.open" for role in ("trainer", "rollout", "evaluator", "rl.reward.hit", "rl.reward.own")
     }
     assert opened.index("trainer.open") < opened.index("rollout.open")
-    (evaluator,) = [arguments for name, arguments, _ in run_groups.calls if name == "evaluator.open"]
+    (evaluator,) = [arguments for name, arguments, _ in processes.calls if name == "evaluator.open"]
     assert evaluator == ({"sids": "folder"}, str(tmp_path / "results"))
     assert run_groups.parameters == 5
     assert run_groups.trainer.buckets == 3
 
 
-def test_the_gang_meets_before_the_model_is_built(run_groups, monkeypatch):
-    monkeypatch.setattr(
-        run_groups, "_join_process_group", lambda *_: run_groups.calls.append(("join", (), {}))
-    )
-    run_groups.open({}, {"item": 40})
-    order = [name for name, *_ in run_groups.calls]
+def test_the_gang_meets_before_the_model_is_built(processes, monkeypatch):
+    monkeypatch.setattr(RunGroups, "_join_process_group", lambda *_: processes.calls.append(("join", (), {})))
+    RunGroups(processes, {}, {"item": 40})
+    order = [name for name, *_ in processes.calls]
     assert order.index("trainer.set_ttl_steps") < order.index("join") < order.index("trainer.open")
 
 
-def test_every_reward_has_its_own_time_out(run_groups):
-    run_groups.open({}, {})
+def test_every_reward_has_its_own_time_out(processes):
+    run_groups = RunGroups(processes, {}, {})
     assert run_groups.rewards["rl"]._timeouts_s == {"hit": 7.0, "own": 90.0}
 
 
-def test_times_to_live_are_told_before_the_gang_meets(run_groups):
-    run_groups.open({}, {"item": 40})
-    assert [arguments for name, arguments, _ in run_groups.calls if name.endswith("set_ttl_steps")] == [
+def test_times_to_live_are_told_before_the_gang_meets(processes):
+    RunGroups(processes, {}, {"item": 40})
+    assert [arguments for name, arguments, _ in processes.calls if name.endswith("set_ttl_steps")] == [
         ({"item": 40},)
     ] * 2
 
 
 def test_trainers_of_a_tensor_group_and_rollouts_in_their_processes_compute_the_same_rows(
-    run_groups, monkeypatch
+    processes, monkeypatch
 ):
     trainer = {"workers": 4, "engine": {"use": "fsdp2", "tensor": 2}}
-    run_groups.scenario = make_scenario({**BODY, "roles": {"trainer": trainer}})
+    processes.scenario = make_scenario({**BODY, "roles": {"trainer": trainer}})
     monkeypatch.setattr(
-        run_groups_module.WorkerGroup, "from_actors", lambda hosts, role, ranks_per_share: ranks_per_share
+        group_processes.WorkerGroup, "from_actors", lambda hosts, role, ranks_per_share: ranks_per_share
     )
     roles = ("trainer", "rollout", "embedding", "evaluator", "rl.reward.hit")
-    assert [run_groups.group(role) for role in roles] == [2, 2, 1, 1, 1]
-    run_groups.binding.groups[0].roles = ("trainer", "embedding")
-    run_groups.binding.groups[1].roles = ("evaluator", "rollout")
-    assert [run_groups.group(role) for role in ("trainer", "rollout")] == [2, 1]
+    assert [processes.group(role) for role in roles] == [2, 2, 1, 1, 1]
+    processes.binding.groups[0].roles = ("trainer", "embedding")
+    processes.binding.groups[1].roles = ("evaluator", "rollout")
+    assert [processes.group(role) for role in ("trainer", "rollout")] == [2, 1]
 
 
-def test_a_commit_is_loaded_by_trainers_and_shards(run_groups):
-    run_groups.open({}, {})
-    run_groups.load(Path("commit"), None)
-    loads = {name: arguments for name, arguments, _ in run_groups.calls if name.endswith(".load")}
+def test_a_commit_is_loaded_by_trainers_and_shards(processes):
+    RunGroups(processes, {}, {}).load(Path("commit"), None)
+    loads = {name: arguments for name, arguments, _ in processes.calls if name.endswith(".load")}
     assert loads == {"trainer.load": ("commit", None), "embedding.load": ("commit",)}
 
 
-def test_workers_are_told_that_results_were_deleted(run_groups, monkeypatch):
-    stored = RunCopy(MountedRun("s3://runs/a", str(run_groups._run.path), 1, 7), MemoryStorage())
-    monkeypatch.setattr(run_groups_module, "find_copy", lambda path: stored)
-    monkeypatch.setattr(run_groups_module.RunGroups, "_list_remote_actors", lambda *_, **options: [])
-    monkeypatch.setattr(run_groups_module.ray, "get", lambda calls, timeout: calls)  # which would start Ray
+def test_workers_are_told_that_results_were_deleted(processes, monkeypatch):
+    stored = RunCopy(MountedRun("s3://runs/a", str(processes.run.path), 1, 7), MemoryStorage())
+    monkeypatch.setattr(group_processes, "find_copy", lambda path: stored)
+    monkeypatch.setattr(GroupProcesses, "_list_remote_actors", lambda *_, **options: [])
+    monkeypatch.setattr(group_processes.ray, "get", lambda calls, timeout: calls)  # which would start Ray
     told = []
-    for hosts in run_groups.hosts.values():
+    for hosts in processes.hosts.values():
         hosts.begin_generation = lambda *arguments: told.append(arguments)
-    run_groups.refresh_copies()
-    assert told == [(str(run_groups._run.path), 8)] * len(run_groups.hosts)
+    processes.refresh_copies()
+    assert told == [(str(processes.run.path), 8)] * len(processes.hosts)
     stored.release()
 
 
-def make_remote(run_groups, monkeypatch, answers: list) -> None:
+def make_remote(processes, monkeypatch, answers: list) -> None:
     """Let the run have workers on other nodes, whose calls have these answers, errors among them; None for no answer."""
     actors = [type("Remote", (), {"answer": answer})() for answer in answers]
-    run_groups.asked = []
+    processes.asked = []
     for actor in actors:
-        call = SimpleNamespace(remote=lambda *_, actor=actor: run_groups.asked.append(actor) or actor)
+        call = SimpleNamespace(remote=lambda *_, actor=actor: processes.asked.append(actor) or actor)
         actor.list_put = actor.refresh_copy = call
-    first = next(iter(run_groups.hosts.values()))
-    for hosts in run_groups.hosts.values():
+    first = next(iter(processes.hosts.values()))
+    for hosts in processes.hosts.values():
         hosts.begin_generation = lambda *_: None
         hosts.list_ready_actors = lambda hosts=hosts: [("other", a) for a in actors] if hosts is first else []
 
@@ -212,32 +210,32 @@ def make_remote(run_groups, monkeypatch, answers: list) -> None:
 
     context = SimpleNamespace(get_node_id=lambda: "this")
     fake = SimpleNamespace(get=get, wait=wait, get_runtime_context=lambda: context)
-    monkeypatch.setattr(run_groups_module, "ray", fake)
-    run_groups.actors = actors
+    monkeypatch.setattr(group_processes, "ray", fake)
+    processes.actors = actors
 
 
 def test_a_worker_that_does_not_answer_is_not_waited_for_and_what_it_says_later_is_not_lost(
-    run_groups, monkeypatch
+    processes, monkeypatch
 ):
-    make_remote(run_groups, monkeypatch, [["a", "b"], None, ActorDiedError()])
-    assert run_groups.collect_files() == ["a", "b"]
-    run_groups.actors[0].answer = []
-    assert run_groups.collect_files() == []
-    run_groups.actors[1].answer = ["c"]
-    assert run_groups.collect_files() == ["c"]
-    assert run_groups.asked.count(run_groups.actors[1]) == 1
-    assert run_groups._collected_counts == {run_groups.actors[0]: 2, run_groups.actors[1]: 1}
+    make_remote(processes, monkeypatch, [["a", "b"], None, ActorDiedError()])
+    assert processes.collect_files() == ["a", "b"]
+    processes.actors[0].answer = []
+    assert processes.collect_files() == []
+    processes.actors[1].answer = ["c"]
+    assert processes.collect_files() == ["c"]
+    assert processes.asked.count(processes.actors[1]) == 1
+    assert processes._collected_counts == {processes.actors[0]: 2, processes.actors[1]: 1}
 
 
 @pytest.mark.parametrize(
     ("answer", "error"), [(ActorDiedError(), WorkerLost), (GetTimeoutError(), DeadlineExceeded)]
 )
 def test_a_worker_that_dies_or_hangs_while_it_fetches_the_files_is_told(
-    run_groups, monkeypatch, answer, error
+    processes, monkeypatch, answer, error
 ):
-    make_remote(run_groups, monkeypatch, [[], answer])
+    make_remote(processes, monkeypatch, [[], answer])
     with pytest.raises(error):
-        run_groups.refresh_copies()
+        processes.refresh_copies()
 
 
 def test_the_tokenise_stage_is_told_all_of_the_data(tmp_path):

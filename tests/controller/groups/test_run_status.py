@@ -24,7 +24,7 @@ WAIT_S = 30.0  # far more than any machine needs
 def quick(monkeypatch):
     """Let the reporter look often, and take any pause for a wait."""
     monkeypatch.setattr(run_status, "_EVERY_S", 0.01)
-    monkeypatch.setattr(run_status, "_QUIET_S", 0.05)
+    monkeypatch.setattr(run_status, "_QUIET_PATIENCE_S", 0.05)
     monkeypatch.setattr(run_status, "placement_group_table", dict)
 
 
@@ -74,7 +74,7 @@ def test_a_status_follows_phase_stage_and_step_and_ends_with_the_outcome(run, qu
 
 
 def test_a_status_is_not_written_when_nothing_has_changed(run, quick, monkeypatch, capfd):
-    monkeypatch.setattr(run_status, "_QUIET_S", 1e9)
+    monkeypatch.setattr(run_status, "_QUIET_PATIENCE_S", 1e9)
     looks = []
     reporter = StatusReporter(run, lambda number: looks.append(0) or [], SessionView, detached=True)
     deadline = time.monotonic() + WAIT_S

@@ -10,7 +10,7 @@ from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import artifacts
-from nonet.controller.session.session import Session
+from nonet.controller.session.bound_run import BoundRun
 from nonet.errors import WorkerLost
 from nonet.storage import MountedRun, RunCopy, RunWriter, mounts
 from tests.storage.memory_storage import MemoryStorage
@@ -51,16 +51,20 @@ class World:
         return SimpleNamespace(done=lambda: True, get=lambda deadline: self.facts)
 
     def tokenise(self) -> None:
-        session = Session.__new__(Session)
         scenario = load_scenario("quickstart", [])[0]
-        session.run, session.folder, session.scenario = self.run, self.folder, scenario
-        session.deadlines, session.add_note = scenario.deadlines, print
         hosts = SimpleNamespace(wait_until_ready=lambda: None, read_file=lambda path: None)
         group = SimpleNamespace(prepare=self._prepare, hosts=hosts)
         binding = SimpleNamespace(list_dead_workers=lambda: self.dead)
-        session.groups = SimpleNamespace(group=lambda role: group, binding=binding)
-        session.checkpoint_log = CheckpointLog(self.run, "", 3, self.writer)
-        session.tokenise()
+        processes = SimpleNamespace(
+            run=self.run,
+            scenario=scenario,
+            deadlines=scenario.deadlines,
+            group=lambda role: group,
+            binding=binding,
+        )
+        log = CheckpointLog(self.run, "", 3, self.writer)
+        bound_run = BoundRun(processes, log, None, self.writer, None, print, print)  # type: ignore[arg-type]
+        artifacts.open_artifacts(bound_run, self.folder)
 
 
 @pytest.fixture

@@ -11,14 +11,15 @@ from nonet.controller.record import SCALE, CommandQueue
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.session import scaling
-from nonet.controller.session.scaling import WorkerScaling, write_plan
+from nonet.controller.session.bound_run import write_plan
+from nonet.controller.session.scaling import WorkerScaling, restore_workers
 from nonet.errors import PlacementError
 
 SCENARIO = load_scenario("quickstart", ["roles={trainer: {workers: 2}}"])[0]
 
 
-def make_scaling(folder: RunFolder) -> WorkerScaling:
-    return WorkerScaling(SimpleNamespace(run=folder, scenario=SCENARIO))
+def make_scaling(folder: RunFolder, manifest: SimpleNamespace | None) -> WorkerScaling:
+    return WorkerScaling(SimpleNamespace(run=folder, scenario=SCENARIO, restored=manifest), list)
 
 
 def make_manifest(stage: str, step: int, *, last: bool = False) -> SimpleNamespace:
@@ -46,8 +47,8 @@ def test_a_resumed_run_has_the_workers_of_its_checkpoint_and_changes_them_again_
         (make_manifest("finetune", 20), 3, "rl", 5),
         (make_manifest("rl", 9), 4, "rl", None),
     ):
-        scaling = make_scaling(folder)
-        assert scaling.restore_scenario(SCENARIO, manifest).roles["trainer"].workers == workers
+        scaling = make_scaling(folder, manifest)
+        assert restore_workers(folder, SCENARIO, manifest).roles["trainer"].workers == workers
         assert scaling.find_next_step(stage, 0) == next_step
 
 
@@ -57,8 +58,9 @@ def test_a_refused_command_and_one_about_rewards_are_not_applied_again(tmp_path)
     queue = CommandQueue(folder)
     queue.refuse({"id": "1", "verb": SCALE, "name": "", "workers": {"trainer": 9}}, "no room")
     queue.take({"id": "2", "verb": "detach", "name": "hit"}, "rl", 1, "detached")
-    scaling = make_scaling(folder)
-    assert scaling.restore_scenario(SCENARIO, make_manifest("rl", 3)) == SCENARIO
+    manifest = make_manifest("rl", 3)
+    scaling = make_scaling(folder, manifest)
+    assert restore_workers(folder, SCENARIO, manifest) == SCENARIO
     assert scaling.find_next_step("rl", 0) is None
 
 
@@ -81,21 +83,21 @@ def test_a_drained_node_without_room_leads_to_one_checkpoint_and_leaves_the_loop
     session = SimpleNamespace(
         run=RunFolder(tmp_path),
         scenario=SCENARIO,
+        restored=None,
         stage=SimpleNamespace(name="rl", steps=8),
         applied_steps=4,
         groups=SimpleNamespace(binding=SimpleNamespace(groups=[group])),
-        save_applied_steps=lambda: saved.append(session.applied_steps),
         add_note=notes.append,
     )
 
     def find_no_room(*_: object, **__: object) -> None:
         raise PlacementError("no room for group trainer")
 
-    monkeypatch.setattr(scaling, "_LOOK_INTERVAL_S", -1.0)
+    monkeypatch.setattr(scaling, "_LOOK_EVERY_S", -1.0)
     monkeypatch.setattr(scaling, "list_draining_nodes", lambda: {"node-1234"})
     monkeypatch.setattr(scaling, "read_live_view", lambda: None)
     monkeypatch.setattr(scaling, "plan", find_no_room)
-    changes = WorkerScaling(session)
+    changes = WorkerScaling(session, lambda: saved.append(session.applied_steps))
     assert not changes.poll()
     assert not changes.poll()
     assert not changes.is_due

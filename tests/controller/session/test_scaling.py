@@ -58,7 +58,7 @@ def test_rollouts_grow_onto_free_cpus_leave_a_drained_node_and_stay_if_there_is_
         def ping(self) -> None:
             pass
 
-    monkeypatch.setattr(scaling, "_LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(scaling, "_LOOK_EVERY_S", 0.0)
     tenant = Tenant.remote()
     ray.get(tenant.ping.remote())
     folder, run = make_ring(tmp_path), RunFolder(tmp_path / "run")

@@ -12,9 +12,12 @@ from stand_ins import Group, Now, Trace
 from nonet.controller.groups.handles import EmbeddingHandle, PromptRequest, RolloutHandle, TrainerHandle
 from nonet.controller.groups.publishing import Published, publish
 from nonet.controller.groups.run_groups import GroupChange
-from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.run_folder import RunFolder, lock_run
 from nonet.controller.scenario.scenario import make_scenario
+from nonet.controller.session import session as sessions
+from nonet.controller.session.bound_run import BoundRun
 from nonet.controller.session.session import Session
+from nonet.controller.session.stage_run import StageRun
 from nonet.errors import CheckpointError, ConfigError
 from nonet.workers.roles.settings import RolloutRequest, Schedule, StageSetup
 
@@ -72,31 +75,44 @@ class World:
             save=[{"dense": ("a", 1)}],
         )
         self.rollout_group = Group(self.calls, "rollout", 1, None if apart else hosts, apply=0)
-        session = self.session = Session(make_scenario(BODY), run=RunFolder(folder))
-        session.trace = Trace()
-        session.stages = {"pretrain": PRETRAIN, "rl": RL}
-        session.facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
         self.committed: list = []
-        session.checkpoint_log = SimpleNamespace(
+        self.log = SimpleNamespace(
             record_applied_step=lambda stage, step: self.calls.append(("applied", (stage.name, step), {})),
             begin_checkpoint=self._begin,
             complete_checkpoint=lambda written, kept_steps: (
                 self.calls.append(("finish", (written,), {})) or Path("commit")
             ),
             newest=None,
-            close=lambda: None,
             open_step=None,
             truncate_to=lambda manifest, stages: self.calls.append(("forget", (manifest.step, stages), {})),
         )
         self.trainer = TrainerHandle(self.group, self.shards, self._enter, buckets=2)
         self.rollout = RolloutHandle(self.rollout_group, {"rl": {"width": 4}}, self._enter)
-        session.groups = SimpleNamespace(
+        scenario = make_scenario(BODY)
+        self.processes = SimpleNamespace(
+            run=RunFolder(folder),
+            scenario=scenario,
+            plan=None,
+            deadlines=scenario.deadlines,
+            refresh_copies=lambda: self.calls.append(("refresh", (), {})),
+        )
+        self.groups = SimpleNamespace(
+            processes=self.processes,
             trainer=self.trainer,
             rollout=self.rollout,
             rewards={},
             find_due_change=lambda name: None,
             load=lambda path, stage: self.calls.append(("load", (path, stage and stage.name), {})),
         )
+        self.session = self.open()
+
+    def open(self, resumed_from=None, writer=None):
+        """Return a session of the world's run."""
+        facts = {"artifacts": {"sids": {"sha256": "a"}}, "data": {"held_out": {"valid": 0}}}
+        bound_run = BoundRun(
+            self.processes, self.log, Trace(), writer, resumed_from, lambda text: None, lambda *_: None
+        )
+        return StageRun(bound_run, facts, {"pretrain": PRETRAIN, "rl": RL}, self.groups)
 
     def _enter(self, stage, phase):
         self.calls.append(("enter", (stage, phase), {}))
@@ -212,14 +228,15 @@ def test_who_needs_a_whole_commit_waits_for_it(world, how):
 def test_what_stops_the_writing_is_raised_at_the_next_step_or_at_the_end(world, end):
     session, late = world.session, Answer()
     world.group._answers["save"], world.group._answers["poll_save"] = [None], late
-    session.trace.close = lambda: None
-    session.groups.binding = SimpleNamespace(list_dead_workers=list)
-    session.groups.stop = lambda at_once: world.calls.append(("stop", (at_once,), {}))
+    entered = Session(make_scenario(BODY), run=session.run)
+    entered._running = session
+    entered._exit_stack.callback(lambda: world.calls.append(("stop", (), {})))
+    entered._exit_stack.push(session.finish)
     session.begin("pretrain")
     session.commit(2)
     session.commit(3)
     late.error = CheckpointError("the disk is full")
-    ending = {"next step": lambda: session.commit(4), "end": lambda: session.__exit__(None, None, None)}
+    ending = {"next step": lambda: session.commit(4), "end": lambda: entered.__exit__(None, None, None)}
     with pytest.raises(CheckpointError, match="disk is full"):
         ending[end]()
     assert "finish" not in world.names()
@@ -233,10 +250,9 @@ def test_two_workers_that_write_one_file_are_an_error(world):
         world.session.commit(2, now=True)
 
 
-def restored(world, manifest, artifacts=None):
-    world.session.resume = True
+def restored(world, manifest, artifacts=None, writer=None):
     manifest.artifacts = artifacts or {"sids": "a"}
-    world.session.checkpoint_log.find_resume_checkpoint = lambda: (Path("newest"), manifest)
+    world.session = world.open((Path("newest"), manifest), writer)
     world.session.restore()
 
 
@@ -252,11 +268,9 @@ def test_a_stage_goes_on_where_its_commit_left_it_and_others_begin_afresh(world)
 
 
 def test_results_that_a_resume_has_cut_are_stored_as_deleted_before_other_nodes_fetch_again(world):
-    session = world.session
-    session._writer = SimpleNamespace()
-    session.checkpoint_log.store_changes = lambda: world.calls.append(("store", (), {}))
-    session.groups.refresh_copies = lambda: world.calls.append(("refresh", (), {}))
-    restored(world, SimpleNamespace(stage="pretrain", stage_step=3, last=False, step=3, version=5))
+    world.log.store_changes = lambda: world.calls.append(("store", (), {}))
+    manifest = SimpleNamespace(stage="pretrain", stage_step=3, last=False, step=3, version=5)
+    restored(world, manifest, writer=SimpleNamespace())
     assert [name for name in world.names() if name in ("forget", "store", "refresh")] == [
         "forget",
         "store",
@@ -264,28 +278,82 @@ def test_results_that_a_resume_has_cut_are_stored_as_deleted_before_other_nodes_
     ]
 
 
-def test_a_session_that_a_dead_worker_keeps_from_opening_says_so(world, monkeypatch):
-    session, closed = world.session, []
-    session.groups.binding = SimpleNamespace(list_dead_workers=lambda: ["rollout-0"])
-    monkeypatch.setattr(session, "close", lambda *, at_once=False: closed.append(at_once))
+@pytest.fixture
+def opening(tmp_path, monkeypatch):
+    """A session whose processes start, but whose artifacts do not open; `log` is what was opened and closed."""
+    log: list = []
 
-    def die() -> None:
+    class Opened:
+        """An object that notes that it was closed."""
+
+        def __init__(self, name):
+            self.close = lambda: log.append(f"{name} closed")
+
+        def check(self):
+            """Find all nodes healthy."""
+
+        def add(self, *span):
+            log.append(span[1])
+
+    class Writer(Opened):
+        def collect_from(self, collect):
+            log.append(("collect", collect))
+
+        def commit(self):
+            """Store nothing."""
+
+        def start_commits(self):
+            log.append("commits")
+
+    class Processes:
+        binding = SimpleNamespace(list_dead_workers=lambda: log.append("looked") or ["rollout-0"])
+        collect_files = "files"
+
+        def __init__(self, *_):
+            log.append("started")
+
+        def stop(self, at_once):
+            log.append(("stopped", at_once))
+
+    def fail(bound_run, folder):
         raise RuntimeError("the call failed")
 
-    monkeypatch.setattr(session, "bind", die)
+    names = {"CheckpointLog": "log", "open_trace": "trace", "ClusterProbes": "probes"}
+    for function, name in names.items():
+        monkeypatch.setattr(sessions, function, lambda *_, name=name: Opened(name))
+    monkeypatch.setattr(sessions, "open_writer", lambda *_, **__: Writer("writer"))
+    monkeypatch.setattr(sessions, "GroupProcesses", Processes)
+    monkeypatch.setattr(sessions, "open_artifacts", fail)
+    for function in ("check_ray_environment", "ensure_ray", "plan_live", "write_plan", "write_run"):
+        monkeypatch.setattr(sessions, function, lambda *_: None)
+    session = Session(make_scenario(BODY), run=RunFolder(tmp_path / "run"))
+    session.log = log
+    return session
+
+
+def test_a_session_that_a_dead_worker_keeps_from_opening_says_so(opening):
     with pytest.raises(RuntimeError) as error:
-        session.__enter__()
-    assert closed == [True]
-    assert session.describe_loss(error.value) == "rollout-0 died: the call failed"
+        opening.__enter__()
+    assert ("stopped", True) in opening.log
+    assert opening.describe_loss(error.value) == "rollout-0 died: the call failed"
+    assert opening.progress.phase == "tokenise"
+    with pytest.raises(AttributeError, match="a session has no 'groups' before it is entered"):
+        _ = opening.groups
 
 
-def test_workers_that_are_being_stopped_are_not_asked_for_files(world):
-    session, asked = world.session, []
-    session._writer = SimpleNamespace(collect_from=asked.append, close=lambda: None)
-    session.trace.close = lambda: None
-    session.groups.stop = lambda at_once: asked.append("stopped")
-    session.close()
-    assert asked == [tuple, "stopped"]
+def test_workers_that_are_being_stopped_are_not_asked_for_files(opening):
+    with pytest.raises(RuntimeError):
+        opening.__enter__()
+    asked = [entry for entry in opening.log if isinstance(entry, tuple)]
+    assert asked == [("collect", "files"), ("collect", tuple), ("stopped", True)]
+
+
+def test_what_was_opened_is_closed_the_newest_first_and_the_folder_is_free(opening):
+    with pytest.raises(RuntimeError):
+        opening.__enter__()
+    assert opening.log[:4] == ["started", ("collect", "files"), "commits", "bind"]
+    assert opening.log[-4:] == ["probes closed", "log closed", "trace closed", "writer closed"]
+    lock_run(opening.run).close()
 
 
 def test_a_commit_that_ends_its_stage_brings_weights_alone(world):
@@ -295,7 +363,11 @@ def test_a_commit_that_ends_its_stage_brings_weights_alone(world):
 
 def test_a_commit_of_other_artifacts_is_refused(world):
     with pytest.raises(CheckpointError, match="trained from other artifacts"):
-        restored(world, SimpleNamespace(stage="rl", step=9), artifacts={"sids": "b"})
+        restored(
+            world,
+            SimpleNamespace(stage="rl", stage_step=1, last=False, step=9, version=1),
+            artifacts={"sids": "b"},
+        )
 
 
 # --- prompts, updates, versions -----------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from nonet.controller.record.checkpoint import Checkpoints, read_manifest
 from nonet.controller.record.checkpoint_log import CheckpointLog
 from nonet.controller.record.run_folder import RunFolder
 from nonet.controller.scenario.scenario import make_scenario
-from nonet.controller.session.session import Session
+from nonet.controller.session.bound_run import BoundRun
+from nonet.controller.session.stage_run import StageRun
 from nonet.controller.stages._loops import run_stage
 from nonet.errors import WorkerLost
 from nonet.workers.roles.settings import Schedule, StageSetup, make_ranks_name
@@ -107,11 +108,9 @@ class World:
             "evaluate": {"metrics": ["ndcg@10"], **({"every": 2} if valid else {})},
             "checkpoint": {"every": 3, "keep": {"last": keep_last, **keys}},
         }
-        session = self.session = Session(make_scenario(body), run=self.run)
-        session.resume, session.trace = resume, Trace()
-        session.facts = {"artifacts": {}, "data": {"held_out": {"valid": valid}}}
+        scenario = make_scenario(body)
         rate = Schedule(peak=1e-3)
-        session.stages = {
+        stages = {
             "pretrain": StageSetup("pretrain", first=0, steps=STEPS, users=4, lr=rate, base=1e-3),
             "finetune": StageSetup("finetune", first=STEPS, steps=4, users=4, lr=rate, base=1e-3),
         }
@@ -119,19 +118,38 @@ class World:
         self.trainer.world = self
         group = _Group(self.trainer)
         shards = _Shards(group.hosts)
-        session.checkpoint_log = CheckpointLog(self.run, "s", keep_last)
-        session.groups = SimpleNamespace(
+        log = CheckpointLog(self.run, "s", keep_last)
+        processes = SimpleNamespace(
+            run=self.run,
+            scenario=scenario,
+            plan=None,
+            deadlines=scenario.deadlines,
+            binding=SimpleNamespace(list_dead_workers=lambda: self.dead),
+        )
+        groups = SimpleNamespace(
             trainer=TrainerHandle(group, shards),  # type: ignore[arg-type]
             evaluator=SimpleNamespace(validate=self._validate),
             find_due_change=lambda name: None,
             load=self._load,
-            binding=SimpleNamespace(list_dead_workers=lambda: self.dead),
         )
         self.recorder, self.dead = Recorder(), list[str]()
+        self.resumed_from = log.find_resume_checkpoint() if resume else None
+        bound_run = BoundRun(
+            processes,  # type: ignore[arg-type]
+            log,
+            Trace(),  # type: ignore[arg-type]
+            None,
+            self.resumed_from,
+            lambda text: None,
+            lambda *_: None,
+        )
+        facts = {"artifacts": {}, "data": {"held_out": {"valid": valid}}}
+        self.session = StageRun(bound_run, facts, stages, groups)  # type: ignore[arg-type]
 
     def play(self, stage: str = "pretrain", stopped=lambda: False) -> World:
-        if self.session.resume and self.session.restored is None:
+        if self.resumed_from:
             self.session.restore()
+            self.resumed_from = None
         assert run_stage(self.session, stage, self.recorder, stopped) in (True, False)
         return self
 

@@ -174,7 +174,7 @@ class PipelineSession:
         self.groups = SimpleNamespace(
             find_due_change=lambda name: None,
             notes=(),
-            pop_warning=str,
+            processes=SimpleNamespace(pop_warning=str),
             hosts={},
             offloader=SimpleNamespace(list_counts=dict),
             binding=SimpleNamespace(groups=[]),

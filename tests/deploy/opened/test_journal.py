@@ -322,7 +322,7 @@ def test_numbers_and_text_that_no_type_holds_are_422_and_nothing_is_written(serv
 
 
 def test_posts_older_than_the_retention_are_deleted_while_nothing_is_posted(served, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_EXPIRE_S", 0.01)
+    monkeypatch.setattr(module, "_EXPIRE_EVERY_S", 0.01)
     journal = tmp_path / "events.jsonl"
     options = JournalOptions(retention_days=30)
     histories = UserHistories(served.ring.corpus(), journal, options=options)
@@ -344,7 +344,7 @@ def test_quarantined_posts_are_deleted_with_the_others_while_a_server_runs_and_w
     quarantine = tmp_path / "events.quarantined.jsonl"
     for is_running in (True, False):
         journal.write_text('{"user": "secret"}\n')
-        monkeypatch.setattr(module, "_EXPIRE_S", 0.01 if is_running else 3600.0)
+        monkeypatch.setattr(module, "_EXPIRE_EVERY_S", 0.01 if is_running else 3600.0)
         histories = UserHistories(served.ring.corpus(), journal, options=options)
         assert "secret" in quarantine.read_text()
         old = time.time() - 31 * 86_400
@@ -374,7 +374,7 @@ def test_posts_of_items_that_were_added_meanwhile_are_not_listed_as_unreadable(s
 
 
 def test_a_post_beside_a_server_that_is_suspended_is_503_and_may_be_sent_again(served, monkeypatch):
-    monkeypatch.setattr(line_journal, "_LOCK_WAIT_S", 0.02)
+    monkeypatch.setattr(line_journal, "_LOCK_PATIENCE_S", 0.02)
     app = build_single_process_app(str(served.folder.path), ServeConfig(deadline_s=20.0, follow=False), True)
     suspended = LineJournal(served.open().beside / "events.jsonl", JournalOptions())
     post = {"user": 996, "events": [{"item": 1001}], "id": "beside"}

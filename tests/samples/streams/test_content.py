@@ -110,7 +110,7 @@ def test_a_storage_that_fails_for_a_moment_does_not_end_a_preparation(tmp_path, 
         return identify(system, file)
 
     monkeypatch.setattr(retries, "identify_content", fail_once)
-    monkeypatch.setattr(retries, "WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.0, 0.0))
     assert (EventLog(path, {}).compute_hash(), BuildOptions(path, items=path).list_item_files()) == before
     assert len(failures) > 2
 

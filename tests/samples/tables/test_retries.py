@@ -13,7 +13,7 @@ from nonet.samples.tables.retries import CorruptDataError, UnreachableDataError,
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    monkeypatch.setattr(retries, "WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture

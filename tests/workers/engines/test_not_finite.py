@@ -201,12 +201,11 @@ def test_a_stage_that_is_broken_before_its_first_checkpoint_is_one_line():
 
 def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatch):
     from nonet.controller.groups import Published
-    from nonet.controller.session import checkpoint_writer
-    from nonet.controller.session import session as sessions
+    from nonet.controller.session import checkpoint_writer, running_session, stage_run
 
     calls = []
     manifest = SimpleNamespace(stage="pretrain", stage_step=8, step=8, last=True)
-    session = object.__new__(sessions.Session)
+    session = object.__new__(stage_run.StageRun)
     session.validation, session.stages, session.published = None, {"pretrain": PRETRAIN}, Published(3, 3, 3)
     session.checkpoint_writer = checkpoint_writer.CheckpointWriter(session)
     session.checkpoint_log = SimpleNamespace(
@@ -218,8 +217,8 @@ def test_a_session_ends_a_stage_at_its_newest_checkpoint_and_loads_it(monkeypatc
         load=lambda path, stage: calls.append(("load", str(path), stage)),
         trainer=SimpleNamespace(ensure_on_device=lambda stage: None),
     )
-    monkeypatch.setattr(sessions, "renumber_stages", lambda stages, manifest: stages)
-    monkeypatch.setattr(sessions.Session, "stage", property(lambda self: PRETRAIN))
+    monkeypatch.setattr(running_session, "renumber_stages", lambda stages, manifest: stages)
+    monkeypatch.setattr(running_session.RunningSession, "stage", property(lambda self: PRETRAIN))
     assert session.end_at_last_checkpoint() == 8
     assert calls == [("end", 8), ("load", "step-000008", None)]
     session.checkpoint_log.newest = (Path("x"), SimpleNamespace(stage="another", stage_step=8))

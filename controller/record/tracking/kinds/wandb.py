@@ -13,7 +13,9 @@ from pydantic import Field
 from nonet.controller.record.tracking.kinds.base import MetricPoint, TrackedRun, TrackerKind, TrackerSink
 from nonet.options import StrictModel
 
-_CONNECT_S = 20  # how long the library waits for the server; the thread of the sink tries again later
+_CONNECT_PATIENCE_S = (
+    20  # how long the library waits for the server; the thread of the sink tries again later
+)
 
 
 class WandbOptions(StrictModel):
@@ -46,7 +48,7 @@ class WandbSink(TrackerSink):
             save_code=False,
             x_disable_stats=True,
             x_disable_meta=True,
-            init_timeout=_CONNECT_S,
+            init_timeout=_CONNECT_PATIENCE_S,
         )
         self._run: Any = wandb.init(
             project=project or run.name or "nonet",

@@ -125,7 +125,7 @@ def test_a_tracker_that_does_not_answer_is_one_warning_and_never_makes_the_run_w
 
 
 def test_a_tracker_that_hangs_is_left_behind_when_the_run_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("nonet.controller.record.tracking.recorder._FLUSH_S", 0.05)
+    monkeypatch.setattr("nonet.controller.record.tracking.recorder._FLUSH_PATIENCE_S", 0.05)
     released = threading.Event()
 
     class Hanging(TrackerSink):

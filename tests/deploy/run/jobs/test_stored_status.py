@@ -119,7 +119,7 @@ def test_a_process_that_may_not_write_to_the_storage_looks_at_the_head_until_it_
         raise StorageError("access is denied")
 
     monkeypatch.setattr(mounts, "read_clock", refuse)
-    monkeypatch.setattr(mounts, "_LOOK_S", 0.001)
+    monkeypatch.setattr(mounts, "_LOOK_EVERY_S", 0.001)
     monkeypatch.setattr(mounts, "_ALIVE_S", 0.05)
     assert json.loads(command("status", address, "--json")[1])["state"] == "interrupted"
     ticks = iter(range(1, 100))
