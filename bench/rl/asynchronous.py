@@ -48,7 +48,7 @@ class StageClock:
         """Begin a stage."""
         self.at[stage] = []
 
-    def step(self, stage: str, done: int, shown: Mapping[str, float]) -> None:
+    def record_step(self, stage: str, done: int, shown: Mapping[str, float]) -> None:
         """Record the time of a step."""
         self.at[stage].append(time.perf_counter())
         self.aborted[stage] = shown.get("aborted", 0.0)
@@ -58,13 +58,13 @@ class StageClock:
         steps = [after - before for before, after in pairwise(self.at[stage][_SKIPPED:-1])]
         return sum(steps) / len(steps)
 
-    def tables(self, *counts: Any) -> None:
+    def record_tables(self, *counts: Any) -> None:
         """Ignore the counts of tables."""
 
-    def metrics(self, *values: Any, **more: Any) -> None:
+    def record_metrics(self, *values: Any, **more: Any) -> None:
         """Ignore metrics."""
 
-    def event(self, *kinds: Any, **more: Any) -> None:
+    def add_event(self, *kinds: Any, **more: Any) -> None:
         """Ignore notes."""
 
 

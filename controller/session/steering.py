@@ -88,11 +88,6 @@ class RewardSteering:
             self._execute(command)
             self._session.add_note(f"taken again: {command['text']}")
 
-    def has_commands(self, step: int) -> bool:
-        """Return whether there are commands to apply at a step."""
-        has_replay = bool(self._commands_to_replay and self._commands_to_replay[0]["step"] <= step)
-        return has_replay or bool(self._list_waiting())
-
     def _list_waiting(self) -> list[dict[str, Any]]:
         """Return the commands about rewards without an answer, oldest first."""
         return _select_reward_commands(self._commands.list_waiting())

@@ -111,7 +111,8 @@ def test_older_events_of_drawn_users_are_trained_on_again(replay):
     assert (counts.new, counts.replayed) == (int(is_new.sum()), int(old.sum()))
     wanted = replay / (1 - replay) * counts.new
     available = int(((seq.split == TRAIN) & ~is_new).sum())
-    assert min(wanted, available) <= counts.replayed <= wanted + 12
+    assert min(wanted, available) <= counts.replayed < wanted + 12
+    assert replay or not counts.replayed
     assert counts.users == len(np.unique(seq.find_users(np.flatnonzero(target))))
     replayed_users = np.unique(seq.find_users(np.flatnonzero(old)))
     mask = np.isin(seq.user, replayed_users) & (seq.split == TRAIN)
