@@ -70,9 +70,7 @@ class Pipeline:
             self._shown_users_call = session.evaluator.list_shown_users()
             for name in make_baseline_options(session.scenario):
                 self._evaluate(name, partial(session.evaluator.evaluate_baseline, name))
-            if "new" in session.facts["data"]:
-                checkpoint = session.facts["init"]["commit"]
-                self._evaluate(PREVIOUS_RUN, lambda: session.evaluator.evaluate(PREVIOUS_RUN, checkpoint))
+            self._evaluate_previous_run()
             for name in self._list_done_stages(session.restored):
                 self._evaluate(name, partial(self._rank_checkpoint, name))
                 for subject in list_subjects_beside(name):
@@ -223,6 +221,20 @@ class Pipeline:
             self.recorder.add_event("note", text=warning)
         self.session.trace.collect_due(self.session.groups.hosts.values())
 
+    def _evaluate_previous_run(self) -> None:
+        """Evaluate the weights that a continued run has started from, unless they have been deleted or moved meanwhile."""
+        evaluator, facts = self.session.evaluator, self.session.facts
+        if "new" not in facts["data"]:
+            return
+        checkpoint = facts["init"]["commit"]
+        if self._read_result(PREVIOUS_RUN) is None and not Path(checkpoint).exists():
+            text = (
+                f"run {facts['init']['run']} is no longer where it was, so it is not compared with this run"
+            )
+            self.recorder.add_event("note", text=text)
+            return
+        self._evaluate(PREVIOUS_RUN, lambda: evaluator.evaluate(PREVIOUS_RUN, checkpoint))
+
     def _rank_checkpoint(self, name: str) -> GroupFuture:
         """Request the ranking of a stage's last checkpoint; if there are several evaluators, each ranks a share of the events."""
         evaluator, folder = self.session.evaluator, str(self.session.checkpoint_log.find_stage_end(name))
@@ -298,7 +310,7 @@ class Pipeline:
         session = self.session
         stages = list(session.stages)
         baselines = [*make_baseline_options(session.scenario)]
-        baselines += [PREVIOUS_RUN] if "new" in session.facts["data"] else []
+        baselines += [PREVIOUS_RUN] if self._read_result(PREVIOUS_RUN) is not None else []
         pairs = [(stage, other) for stage in stages for other in (*baselines, *stages[: stages.index(stage)])]
         stages_and_subjects = [(name, subject) for name in stages for subject in list_subjects_beside(name)]
         pairs += [pair for pair in stages_and_subjects if (session.run.results / f"{pair[1]}.npz").exists()]

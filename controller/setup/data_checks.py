@@ -110,7 +110,7 @@ def check_data(
     for config in baselines.values():
         BASELINES.get(config["use"]).check_items(catalogue, config)
     if seq is not None:
-        _check_sequence_lengths(scenario, seq)
+        _check_sequence_lengths(scenario, seq, data)
         notes = scenario.model.spec.check_events(scenario, seq)
         if checks.max_table_bytes is not None:  # A run shows these notes when it begins.
             checks.warnings += notes or ()
@@ -120,12 +120,13 @@ def check_data(
         checks.warnings += list_data_warnings(profile, options.split, features, makes_lists=makes_lists)
 
 
-def _check_sequence_lengths(scenario: Scenario, seq: Sequences) -> None:
+def _check_sequence_lengths(scenario: Scenario, seq: Sequences, data: DataSetup) -> None:
     """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
     is_train = seq.split == TRAIN
     labelled = {name: int((seq.find_labelled(name) & is_train).sum()) for name in seq.targets}
     setups = make_stage_setups(scenario, users=len(seq), events=int(is_train.sum()), labelled=labelled)
-    check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
+    if not data.trains_new:  # the few steps of a continued run may be validated at their end only
+        check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)
 

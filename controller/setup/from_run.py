@@ -19,8 +19,10 @@ from typing import Any
 
 from nonet.controller.record import (
     LAST,
+    PREVIOUS_RUN,
     Checkpoints,
     RunFolder,
+    ValidationRecord,
     fetch_artifacts,
     find_last_finished,
     find_run,
@@ -182,25 +184,47 @@ def find_warm_start(scenario: Scenario) -> WarmStart | None:
     if facts is None:
         raise ConfigError(f"init: {source_run.id} has no results/tokenise.json; name a run with its results")
     paths = fetch_artifacts(facts["artifacts"])
-    replay = None
+    replay = rejected = None
     if init.train == "new":
         _check_continues(scenario)
         replay = _REPLAY if init.replay is None else init.replay
+        names = list(source_scenario.stages)
+        has_learned = any(_has_kept_training(source_run, name) for name in names[: names.index(stage) + 1])
+        rejected = None if has_learned else paths.get("targets")
     codes = tuple(facts["tokenizer"].get("codes", ()))
-    known = KnownRun(source_run.id, paths["sequences"], paths.get("sids"), codes, replay)
+    known = KnownRun(source_run.id, paths["sequences"], paths.get("sids"), codes, replay, rejected)
     step = read_manifest(checkpoint_dir).step
-    keeps_optimizer = init.train == "new" and _has_same_optimizer(scenario, source_scenario, stage)
+    keeps_optimizer = (
+        init.train == "new"
+        and _has_kept_training(source_run, stage)
+        and _has_same_optimizer(scenario, source_scenario, stage)
+    )
     return WarmStart(source_run.id, stage, str(checkpoint_dir), step, known, keeps_optimizer)
 
 
 def _check_continues(scenario: Scenario) -> None:
-    """Raise ConfigError if the source of a scenario cannot give new events only."""
+    """Raise ConfigError if a scenario cannot train on new events only."""
+    for name, stage in scenario.stages.items():
+        if getattr(stage, "tokens", None):
+            raise ConfigError(
+                f"init.train: new: stages.{name}.tokens is the same for few new events as for all; give epochs instead"
+            )
+        if name == PREVIOUS_RUN:
+            raise ConfigError(
+                f"init.train: new: stages.{name}: reports call the run before by this name; choose another"
+            )
     source = scenario.data.source
     if not source.spec.trains_new:
         raise ConfigError(
             f"init.train: new: data.source: {source.use} reads the files that it names, whichever events the run before has "
             "trained on; name the new files there, and leave init.train out"
         )
+
+
+def _has_kept_training(run: RunFolder, stage: str) -> bool:
+    """Return whether a stage of a run has ended with other weights than those that it began with."""
+    end = ValidationRecord(run, stage).end
+    return end is None or not end.get("start")
 
 
 def _has_same_optimizer(scenario: Scenario, source_scenario: Scenario, stage: str) -> bool:

@@ -241,7 +241,9 @@ def get_trained_counts(facts: Mapping[str, Any]) -> dict[str, Any]:
         facts: The facts about the data, as the tokenise stage reports them.
     """
     if new := facts.get("new"):  # a continued run trains on these only
-        return {name: new[name] for name in ("users", "events", "labelled")}
+        # Windows have the history before new events, so that a user takes as many positions as in a run on all events.
+        events = round(new["users"] * facts["trained_events"] / facts["users"])
+        return {"users": new["users"], "events": max(events, new["events"]), "labelled": new["labelled"]}
     # Facts of earlier versions have no labelled events; a resumed run keeps its number of steps.
     return {
         "users": facts["users"],

@@ -5,6 +5,9 @@ Ray is only imported when a run starts.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +16,17 @@ from nonet.controller.cluster import ClusterView, read_local_view
 from nonet.controller.plan import Plan, plan
 from nonet.controller.record import (
     LAST,
+    Checkpoints,
+    FolderLock,
     RunFolder,
     create_run,
     describe_place,
     find_last_finished,
     find_run,
+    find_runs_root,
     is_ray_job,
-    is_running,
     list_runs_of,
+    lock_run,
     open_for_writing,
 )
 from nonet.controller.scenario import (
@@ -100,12 +106,14 @@ def scenario(
     return ScenarioFile(loaded, folder)
 
 
-def load_continued_scenario(
+@contextmanager
+def continue_scenario(
     source: str | Path, parent: str | Path, changes: list[str] | None = None, *, panel: Panel | None = None
-) -> ScenarioFile:
+) -> Iterator[ScenarioFile]:
     """Load a scenario that continues a finished run: it trains on the events that are new since that run.
 
-    What `settings: data` derives from the data is taken from that run.
+    What `settings: data` derives from the data is taken from that run. With "last", no other process of this machine continues a
+    scenario of this name within the context.
 
     Args:
         source: The name of a shipped scenario, or the path of a scenario's file.
@@ -114,8 +122,12 @@ def load_continued_scenario(
         changes: Overrides of scenario keys, each "a.b=c".
         panel: Where the progress of a resumed run, and notes, are shown; by default standard error.
 
+    Yields:
+        The scenario.
+
     Raises:
         ConfigError: The scenario or the run does not exist, it has not finished, or a run of the scenario is in progress.
+        KeyboardInterrupt: The resumed run was stopped.
     """
     if str(parent) != LAST:
         run = find_run(parent)
@@ -123,37 +135,60 @@ def load_continued_scenario(
             raise ConfigError(
                 f"--continue {parent}: {run.id} has not finished; continue it with: nonet resume {run.id}"
             )
-    else:
-        document = read_document(source, changes).document
-        name, storage = str(document.get("name")), document.get("storage")
-        address = storage.get("url") if isinstance(storage, dict) else storage
-        run = next(iter(list_runs_of(name, address)), None)
-        if run is not None and not run.report.exists():
-            run = _finish_interrupted(run, name, address, panel)
+        yield _load_continued(source, run, changes)
+        return
+    document = read_document(source, changes).document
+    name, storage = str(document.get("name")), document.get("storage")
+    with _lock_name(name):
+        run = _finish_last(name, storage.get("url") if isinstance(storage, dict) else storage, panel)
         if run is None:
             with panel or Panel() as open_panel:
                 open_panel.print_note(f"no run of {name} has finished yet: training on all events")
-            return scenario(source, changes)
-    place = read_address(run.path) or run.path
+        yield scenario(source, changes) if run is None else _load_continued(source, run, changes)
+
+
+def _load_continued(source: str | Path, run: RunFolder, changes: list[str] | None) -> ScenarioFile:
+    """Load a scenario that continues a run, whose code has been approved."""
+    place = json.dumps(str(read_address(run.path) or run.path))  # a quoted text of YAML
     return scenario(source, [*(changes or []), f"init.from={place}", "init.train=new"], stored=run.scenario)
 
 
-def _finish_interrupted(
-    run: RunFolder, name: str, address: str | None, panel: Panel | None
-) -> RunFolder | None:
-    """Resume an interrupted run that has a checkpoint; return the newest finished run of its name, if there is one.
+def _lock_name(name: str) -> FolderLock:
+    """Lock the name of a scenario whose newest run is continued. Raises ConfigError if another process of this machine has."""
+    try:
+        return lock_run(RunFolder(find_runs_root() / f".{name}"))
+    except ConfigError:
+        raise ConfigError(f"--continue last: another process continues {name}; wait for its end") from None
+
+
+def _finish_last(name: str, address: str | None, panel: Panel | None) -> RunFolder | None:
+    """Resume the newest run of a name if it was interrupted; return the newest finished one, if there is one.
 
     Raises:
-        ConfigError: The run is in progress.
+        ConfigError: A run of the name is in progress.
+        KeyboardInterrupt: The resumed run was stopped.
     """
-    place = read_address(run.path) or run.path
-    if is_running(run):
-        raise ConfigError(
-            f"--continue last: {run.id} is in progress; wait for it, or stop it: nonet stop {place}"
-        )
-    if list(run.checkpoints.glob("step-*")):
-        resume(place, panel=panel)
-    return find_last_finished(name, address)
+    from nonet.deploy.run.status import is_in_progress
+
+    def get_place(run: RunFolder) -> str | Path:
+        return read_address(run.path) or run.path
+
+    unfinished: list[RunFolder] = []
+    for run in list_runs_of(name, address):
+        if run.report.exists():
+            break
+        if is_in_progress(run):
+            raise ConfigError(
+                f"--continue last: {run.id} is in progress; wait for it, or stop it: nonet stop {get_place(run)}"
+            )
+        unfinished.append(run)
+    for run in unfinished:
+        if Checkpoints(find_run(get_place(run)).checkpoints, fetches=False).find_newest() is not None:
+            if resume(get_place(run), panel=panel).state == "stopped":
+                raise KeyboardInterrupt
+            break
+    newest = find_last_finished(name, address)
+    return newest and find_run(get_place(newest))
 
 
 def start(

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,22 +68,23 @@ def run(
     if resume and not detach:
         print_result(_resume_run(scenario, change, run_dir), as_json)
         return
-    loaded = (
-        api.scenario(scenario, change)
+    opened = (
+        nullcontext(api.scenario(scenario, change))
         if continued is None
-        else api.load_continued_scenario(scenario, continued, change)
+        else api.continue_scenario(scenario, continued, change)
     )
-    if detach:
+    with opened as loaded:
+        if not detach:
+            print_result(api.run(loaded, run_dir=run_dir, command=_format_command()), as_json)
+            return
         folder, warnings = api.start_detached(loaded, run_dir=run_dir, command=_format_command())
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-        print(
-            json.dumps({"run": folder.id})
-            if as_json
-            else f"{folder.id} is running; stop it with: nonet stop {folder.id}"
-        )
-        return
-    print_result(api.run(loaded, run_dir=run_dir, command=_format_command()), as_json)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(
+        json.dumps({"run": folder.id})
+        if as_json
+        else f"{folder.id} is running; stop it with: nonet stop {folder.id}"
+    )
 
 
 def resume(

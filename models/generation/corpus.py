@@ -154,7 +154,7 @@ def load_events(
         store_copy = folder.with_name(f"stored-{folder.name.rpartition('-')[2]}")
         seq = stored.open_events(folders, seq).load_sequences(store_copy)
     if "targets" in folders:
-        seq = replace(seq, new_targets=load_new_events(folders["targets"]))
+        seq = replace(seq, new_targets=load_new_events(folders["targets"]) > 0)
     return add_joins(seq, joins, item_id) if joins else seq
 
 

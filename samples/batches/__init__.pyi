@@ -13,6 +13,7 @@ from .click_questions import select_values as select_values
 from .clicks import ClickBatch as ClickBatch
 from .clicks import ClickRows as ClickRows
 from .clicks import check_click_features as check_click_features
+from .new_events import NEW as NEW
 from .new_events import NewEventCounts as NewEventCounts
 from .new_events import choose_new_targets as choose_new_targets
 from .new_events import load_new_events as load_new_events

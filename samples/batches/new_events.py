@@ -1,8 +1,8 @@
 """The events that a continued run trains on: those that the run before it had not, and a share of those that it had.
 
-An event is known if the earlier run had a TRAIN event of the same user, item and second, with a label if its stages have targets.
-So it does not matter whether a new event is the newest of its user, came late, got its label late, or was held out before. By
-induction, each event is new in one run of a line of continued runs.
+An event is known if the earlier run had a TRAIN event of the same user, item and second, and has kept what it learned from it. So
+it does not matter whether a new event is the newest of its user, came late, or was held out before. An event whose label was not
+known is new when a label arrives. As long as no event leaves the log, each is new in one run of a line of continued runs.
 """
 
 # Shapes: U users, N events.
@@ -18,10 +18,12 @@ import numpy as np
 from nonet.errors import DataError
 from nonet.random import rng
 from nonet.ranges import expand_ranges
-from nonet.samples.sequences import TRAIN, Sequences
+from nonet.samples.sequences import TRAIN, Sequences, is_task
 
 NEW_EVENTS = "targets.npy"
-"""Name of the file of an artifact with the events that a continued run trains on."""
+"""Name of the file of an artifact with the events that a continued run trains on, as codes."""
+NEW, REPLAYED = 1, 2
+"""Codes of events that a continued run trains on: not known to the run before it, or known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,15 @@ class NewEventCounts:
         return {**asdict(self), "events": self.new + self.replayed}
 
 
-def find_new_events(seq: Sequences, earlier: Sequences) -> np.ndarray:
+def find_new_events(seq: Sequences, earlier: Sequences, rejected: np.ndarray | None = None) -> np.ndarray:
     """Return which events [N] bool are TRAIN events that are no TRAIN events of an earlier run's sequences.
 
     Of equal events, as many are known as the earlier run had.
+
+    Args:
+        seq: The sequences.
+        earlier: The sequences of the earlier run.
+        rejected: Which of its events [M] bool were new to it, if it has rejected what it learned from them; else None.
     """
     order = np.argsort(earlier.user_key, kind="stable")
     sorted_keys = np.asarray(earlier.user_key)[order]
@@ -64,19 +71,27 @@ def find_new_events(seq: Sequences, earlier: Sequences) -> np.ndarray:
         first = np.asarray(earlier.offsets)[rows]
         events, offsets = expand_ranges(first, first + earlier.train_lengths[rows])
         known_users = np.repeat(np.flatnonzero(is_known_user), np.diff(offsets))
-        if earlier.targets:
-            is_learned = np.logical_or.reduce(
-                [earlier.find_labelled(name, events) for name in earlier.targets]
-            )
-            events, known_users = events[is_learned], known_users[is_learned]
+        if rejected is not None:
+            is_kept = ~rejected[events]
+            events, known_users = events[is_kept], known_users[is_kept]
+        known = known_users, earlier.get_item_keys(earlier.item[events]), earlier.time[events]
         users = np.repeat(np.arange(len(part)), np.diff(part.offsets))[is_train]
-        is_new[start:stop][is_train] = ~_match_events(
-            (known_users, earlier.get_item_keys(earlier.item[events]), earlier.time[events]),
-            (users, part.get_item_keys(part.item[is_train]), part.time[is_train]),
-        )
+        own = users, part.get_item_keys(part.item[is_train]), part.time[is_train]
+        is_known = _match_events(known, own)
+        if part.targets:  # a known event is new if none of its labels was known, and one is now
+            had_label = _find_any_label(earlier, events)
+            had_no_label = ~_match_events(tuple(column[had_label] for column in known), own)
+            is_known &= ~(had_no_label & _find_any_label(part, np.flatnonzero(is_train)))
+        is_new[start:stop][is_train] = ~is_known
         earlier.release_pages()
         start = stop
     return is_new
+
+
+def _find_any_label(seq: Sequences, events: np.ndarray) -> np.ndarray:
+    """Return for which events [n] bool the label of some target is known."""
+    labelled = [seq.find_labelled(name, events) for name in seq.targets]
+    return np.logical_or.reduce(labelled) if labelled else np.zeros(len(events), bool)
 
 
 def _match_events(known: tuple[np.ndarray, ...], events: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -101,7 +116,12 @@ def _match_events(known: tuple[np.ndarray, ...], events: tuple[np.ndarray, ...])
 
 
 def choose_new_targets(
-    seq: Sequences, earlier: Sequences, replay: float, seed: int, run: str
+    seq: Sequences,
+    earlier: Sequences,
+    replay: float,
+    seed: int,
+    run: str,
+    rejected: np.ndarray | None = None,
 ) -> tuple[np.ndarray, NewEventCounts]:
     """Choose the events that a continued run trains on.
 
@@ -111,15 +131,16 @@ def choose_new_targets(
         replay: Share of events that the earlier run had trained on, below 1. Whole users are drawn until it is reached.
         seed: Seed of the draw.
         run: The id of the earlier run, so that each continued run draws other users.
+        rejected: As for `find_new_events`.
 
     Returns:
-        Which events [N] bool are trained on, and their numbers.
+        Codes [N] int8 of the events (NEW, REPLAYED, or 0 for those that are not trained on), and their numbers.
 
     Raises:
-        DataError: No event is new.
+        DataError: No event is new, or none that is trained on is a target of a stage.
     """
-    target = find_new_events(seq, earlier)
-    new_count = int(target.sum())
+    target = find_new_events(seq, earlier, rejected)
+    codes, new_count = target.astype(np.int8), int(target.sum())
     is_train = np.asarray(seq.split) == TRAIN
     if not new_count:
         raise DataError(
@@ -134,9 +155,16 @@ def choose_new_targets(
     is_replayed = np.zeros(len(seq), bool)
     is_replayed[drawn[before < wanted_count]] = True
     target |= np.repeat(is_replayed, seq.lengths) & is_train
+    codes[target & (codes != NEW)] = REPLAYED
     users = int((_count_by_user(seq, target) > 0).sum())
+    for stage in seq.targets:
+        if not is_task(stage) and not (seq.find_targets(stage) & target).any():
+            raise DataError(
+                f"stages.{stage}.target: it holds for none of the {int(target.sum()):,} events that are new since run {run} or "
+                "replayed: the stage would train on nothing. Wait for more events, or replay more of them (init.replay)"
+            )
     labelled = {stage: int((seq.find_labelled(stage) & target).sum()) for stage in seq.targets}
-    return target, NewEventCounts(new_count, int(target.sum()) - new_count, users, labelled)
+    return codes, NewEventCounts(new_count, int(target.sum()) - new_count, users, labelled)
 
 
 def _count_by_user(seq: Sequences, mask: np.ndarray) -> np.ndarray:
@@ -145,11 +173,11 @@ def _count_by_user(seq: Sequences, mask: np.ndarray) -> np.ndarray:
     return cumulative[seq.offsets[1:]] - cumulative[seq.offsets[:-1]]
 
 
-def write_new_events(folder: Path, target: np.ndarray) -> None:
-    """Write which events [N] are trained on to the folder of an artifact."""
-    np.save(folder / NEW_EVENTS, target)
+def write_new_events(folder: Path, codes: np.ndarray) -> None:
+    """Write the codes [N] of events that `choose_new_targets` returned to the folder of an artifact."""
+    np.save(folder / NEW_EVENTS, codes)
 
 
 def load_new_events(folder: str | Path) -> np.ndarray:
-    """Map the file that `write_new_events` wrote."""
+    """Map the codes [N] int8 that `write_new_events` wrote."""
     return np.load(Path(folder) / NEW_EVENTS, mmap_mode="r")

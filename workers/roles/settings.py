@@ -343,6 +343,8 @@ class KnownRun:
         sids: Folder of its semantic ids; None for a click model.
         codes: Number of codes per level.
         replay: Share of events that it had trained on, in a run that trains on new events; None for a run that trains on all.
+        rejected: Folder of the events that it trained on (`load_new_events`), if its stages have rejected what it learned from
+            them and ended with the weights that they began with; else None.
     """
 
     run: str
@@ -350,6 +352,7 @@ class KnownRun:
     sids: str | None
     codes: tuple[int, ...]
     replay: float | None = None
+    rejected: str | None = None
 
     def load_sids(self) -> KnownSids | None:
         """Load the semantic ids that its items keep; None for a click model."""

@@ -24,7 +24,13 @@ import pyarrow.parquet as pq
 from nonet.atomic import write_whole
 from nonet.errors import DataError
 from nonet.plugins import load_heavy
-from nonet.samples.batches import NewEventCounts, choose_new_targets, write_new_events
+from nonet.samples.batches import (
+    NEW,
+    NewEventCounts,
+    choose_new_targets,
+    load_new_events,
+    write_new_events,
+)
 from nonet.samples.batches.graphs import Graph, Graphs, read_edges
 from nonet.samples.preparation import (
     BuildOptions,
@@ -156,6 +162,11 @@ class DataSetup:
         return prepare_sequences(self.options, root, changes=self.changes, report_progress=report_progress)
 
     @property
+    def trains_new(self) -> bool:
+        """Whether the run trains on what is new since another run."""
+        return self.known is not None and self.known.replay is not None
+
+    @property
     def changes(self) -> LogChanges:
         """The changes of the log: labels and compression."""
         part_starts = get_part_starts(self.options.split)
@@ -262,14 +273,16 @@ class DataSetup:
         return Graphs.build(self.graphs, seq, len(items), tables, self.seed, folder)
 
     def choose_new_targets(self, seq: Sequences) -> tuple[np.ndarray, NewEventCounts] | None:
-        """Choose the events [N] that a run trains on that continues another one; None for a run that trains on all.
+        """Choose the events that a run trains on that continues another one; None for a run that trains on all.
 
         Raises:
-            DataError: No training event is new.
+            DataError: No training event is new, or a stage has no target among those that are trained on.
         """
         if (known := self.known) is None or known.replay is None:
             return None
-        return choose_new_targets(seq, Sequences.load(known.sequences), known.replay, self.seed, known.run)
+        earlier = Sequences.load(known.sequences)
+        rejected = None if known.rejected is None else load_new_events(known.rejected) == NEW
+        return choose_new_targets(seq, earlier, known.replay, self.seed, known.run, rejected)
 
     def store_new_events(self, root: Path, seq: Sequences) -> tuple[dict[str, Any], dict[str, Any]]:
         """Store which events a run trains on that continues another one.
@@ -283,8 +296,8 @@ class DataSetup:
         """
         if (chosen := self.choose_new_targets(seq)) is None:
             return {}, {}
-        target, counts = chosen
-        artifact = store_artifact(root, "targets", lambda folder: write_new_events(folder, target))
+        codes, counts = chosen
+        artifact = store_artifact(root, "targets", lambda folder: write_new_events(folder, codes))
         return {"targets": artifact}, {"new": counts.as_dict()}
 
     def write_memory(self, folder: Path, seq: Sequences, items: pa.Table) -> None:

@@ -12,6 +12,7 @@ import pytest
 from nonet import yaml
 from nonet.controller.record.checkpoint import Checkpoints, Manifest
 from nonet.controller.record.run_folder import RunFolder
+from nonet.controller.record.validations import ValidationRecord
 from nonet.controller.scenario.document.library import find_scenario
 from nonet.controller.scenario.scenario import load_scenario, make_scenario, to_document
 from nonet.controller.setup.from_run import find_warm_start, resolve_sources, set_initial_run
@@ -208,3 +209,36 @@ def test_a_continued_stage_has_a_constant_share_of_its_peak_rate():
         else:
             assert set(rates) == {0.1 * stage.lr.peak}
     assert continued["pretrain"].base == plain["pretrain"].base, "rows learn at a share of their rate, too"
+
+
+def test_a_run_whose_stages_all_ended_as_they_began_has_learned_nothing(runs):
+    run = finished(runs)
+    run.write_json("report.json", {})
+    facts = run.read_json("results/tokenise.json")
+    facts["artifacts"]["targets"] = {"path": str(run.path / "targets")}
+    run.write_json("results/tokenise.json", facts)
+    scenario = quickstart("init={from: quickstart-1, train: new}")
+    for rejected_stages in ((), ("finetune",), ("pretrain", "finetune")):
+        for name in ("pretrain", "finetune"):
+            start = {"selected": True} if name in rejected_stages else None
+            ValidationRecord(run, name).close(
+                metric="nats", best=1, ran=1, steps=1, **({"start": start} if start else {})
+            )
+        warm_start = find_warm_start(resolve_sources(scenario))
+        assert (warm_start.known.rejected is not None) == (len(rejected_stages) == 2)
+        assert warm_start.keeps_optimizer == (not rejected_stages)
+
+
+def test_another_engine_begins_with_a_new_optimizer(runs):
+    finished(runs).write_json("report.json", {})
+    changes = "init={from: last, train: new}", "roles.trainer.engine={use: fsdp2}"
+    assert not find_warm_start(resolve_sources(quickstart(*changes))).keeps_optimizer
+
+
+def test_a_length_in_tokens_is_refused_for_a_continued_run(runs):
+    finished(runs)
+    changes = "init={from: quickstart-1, train: new}", "stages.pretrain={tokens: 1e6}"
+    with pytest.raises(
+        ConfigError, match=r"init.train: new: stages.pretrain.tokens is the same for few new events"
+    ):
+        find_warm_start(quickstart(*changes))

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from nonet.errors import DataError
-from nonet.samples.batches.new_events import choose_new_targets, find_new_events
+from nonet.samples.batches.new_events import NEW, choose_new_targets, find_new_events
 from nonet.samples.sequences import LABEL_END, NEVER, build_sequences
 from nonet.samples.sequences.sequences import TRAIN
 
@@ -88,14 +88,43 @@ def test_a_run_after_one_of_other_users_trains_on_all_its_events():
     assert np.array_equal(find_new_events(seq, earlier), seq.split == TRAIN)
 
 
-def test_events_whose_label_has_become_known_are_new():
+def add_labels(seq, name="click", known=True, label=True):
+    """Add a target whose label is known of some events, and 1 of some."""
+    seq.targets[name] = np.broadcast_to(label, len(seq.item)).copy()
+    seq.columns[LABEL_END + name] = np.where(np.broadcast_to(known, len(seq.item)), seq.time, NEVER)
+    return seq
+
+
+def test_known_events_are_new_once_their_label_is_known():
     log = draw_log(n_users=4)
-    seq, earlier = sequences(log), sequences(log)
-    is_known = np.arange(len(seq.item)) % 2 == 0
-    for made, known in ((seq, np.ones(len(seq.item), bool)), (earlier, is_known)):
-        made.targets["click"] = np.ones(len(made.item), bool)
-        made.columns[LABEL_END + "click"] = np.where(known, made.time, NEVER)
-    assert np.array_equal(find_new_events(seq, earlier), (seq.split == TRAIN) & ~is_known)
+    earlier, seq = sequences(log), sequences(log)
+    index = np.arange(len(seq.item))
+    was_known, is_known = index % 2 == 0, index % 3 != 0
+    add_labels(earlier, known=was_known)
+    add_labels(seq, known=is_known)
+    assert np.array_equal(find_new_events(seq, earlier), (seq.split == TRAIN) & is_known & ~was_known)
+
+
+def test_events_are_new_again_that_the_earlier_run_has_rejected():
+    log = draw_log(n_users=6)
+    earlier, seq = sequences([event for event in log if event[2] < 700]), sequences(log)
+    rejected = (np.arange(len(earlier.item)) % 4 == 0) & (earlier.split == TRAIN)
+    found = identify(seq, find_new_events(seq, earlier, rejected))
+    assert sorted(found) == sorted(identify(seq, find_new_events(seq, earlier)) + identify(earlier, rejected))
+
+
+def test_a_stage_without_a_target_among_the_new_events_is_refused():
+    log = draw_log(n_users=6)
+    earlier, seq = sequences([event for event in log if event[2] < 700]), sequences(log)
+    is_new = find_new_events(seq, earlier)
+    add_labels(seq, label=is_new), add_labels(earlier)
+    codes, counts = choose_new_targets(seq, earlier, 0.0, 0, "night-1")
+    assert counts.labelled == {"click": int((codes == NEW).sum())}
+    add_labels(seq, label=~is_new)
+    with pytest.raises(
+        DataError, match=r"stages.click.target: it holds for none of the \d+ events that are new since run"
+    ):
+        choose_new_targets(seq, earlier, 0.0, 0, "night-1")
 
 
 @pytest.mark.parametrize("replay", [0.0, 0.2, 0.5, 0.9])
@@ -103,9 +132,9 @@ def test_older_events_of_drawn_users_are_trained_on_again(replay):
     log = draw_log(n_users=200, events=12)
     earlier = sequences([event for event in log if event[2] < 900])
     seq = sequences(log)
-    target, counts = choose_new_targets(seq, earlier, replay, 0, "night-1")
-    is_new = find_new_events(seq, earlier)
-    assert not (is_new & ~target).any()
+    codes, counts = choose_new_targets(seq, earlier, replay, 0, "night-1")
+    is_new, target = find_new_events(seq, earlier), codes > 0
+    assert np.array_equal(codes == NEW, is_new)
     assert not (target & (seq.split != TRAIN)).any()
     old = target & ~is_new
     assert (counts.new, counts.replayed) == (int(is_new.sum()), int(old.sum()))

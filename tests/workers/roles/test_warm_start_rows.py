@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 from ring_world import Ring
 
+from nonet.controller.scenario.scenario import load_scenario
+from nonet.controller.setup.run_files import make_data_setup
+from nonet.errors import DataError
+from nonet.workers.roles.tokenizer import check_sequences
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -87,6 +92,13 @@ def test_a_stage_continues_with_the_optimizer_of_a_checkpoint_or_with_a_new_one(
     assert any(moment.any() for moment in kept.values())
     world.trainer.begin(stage)
     assert not any(moment.any() for moment in _list_moments(world.trainer).values())
+
+
+def test_a_run_without_new_events_is_refused_by_the_check_of_its_data(trained):
+    scenario, folder = load_scenario(trained[0].scenario)
+    data = make_data_setup(scenario, folder, replace(trained[0].known(), replay=0.2))
+    with pytest.raises(DataError, match="init.train: new: run ring has trained on all"):
+        check_sequences(data.build()[0], data)
 
 
 def _list_moments(trainer):
