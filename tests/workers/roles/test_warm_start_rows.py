@@ -97,7 +97,7 @@ def test_a_stage_continues_with_the_optimizer_of_a_checkpoint_or_with_a_new_one(
 def test_a_run_without_new_events_is_refused_by_the_check_of_its_data(trained):
     scenario, folder = load_scenario(trained[0].scenario)
     data = make_data_setup(scenario, folder, replace(trained[0].known(), replay=0.2))
-    with pytest.raises(DataError, match="init.train: new: run ring has trained on all"):
+    with pytest.raises(DataError, match=r"init.train: new: run ring has trained on all"):
         check_sequences(data.build()[0], data)
 
 
