@@ -228,10 +228,14 @@ def _has_kept_training(run: RunFolder, stage: str) -> bool:
 
 
 def _has_same_optimizer(scenario: Scenario, source_scenario: Scenario, stage: str) -> bool:
-    """Return whether the first stage trains the same weights with the same optimizer and engine as a stage of the source run."""
+    """Return whether the first stage is of the kind of a stage of the source run, with the same optimizer and engine."""
     source_stage, first_stage = source_scenario.stages[stage], next(iter(scenario.stages.values()))
     ours, theirs = make_run_setup(scenario).engine, make_run_setup(source_scenario).engine
-    return source_stage.optimizer == first_stage.optimizer and ours.get("use") == theirs.get("use")
+    return (
+        type(source_stage) is type(first_stage)
+        and source_stage.optimizer == first_stage.optimizer
+        and ours.get("use") == theirs.get("use")
+    )
 
 
 def _find_source_run(run: str) -> RunFolder:

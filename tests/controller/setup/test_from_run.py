@@ -229,6 +229,12 @@ def test_a_run_whose_stages_all_ended_as_they_began_has_learned_nothing(runs):
         assert warm_start.keeps_optimizer == (not rejected_stages)
 
 
+def test_a_supervised_stage_after_rl_begins_with_a_new_optimizer(runs):
+    finished(runs, ends=("pretrain", "finetune", "rl")).write_json("report.json", {})
+    changes = "init={from: last, train: new}", "stages.rl.optimizer=muon", "stages.pretrain.optimizer=muon"
+    assert not find_warm_start(resolve_sources(quickstart(*changes))).keeps_optimizer
+
+
 def test_another_engine_begins_with_a_new_optimizer(runs):
     finished(runs).write_json("report.json", {})
     changes = "init={from: last, train: new}", "roles.trainer.engine={use: fsdp2}"
