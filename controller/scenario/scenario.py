@@ -42,7 +42,12 @@ from nonet.controller.scenario.document import (
 from nonet.controller.scenario.explain import explain
 from nonet.controller.scenario.options import Data, Init, StorageOptions, parse_storage, resolve_stores
 from nonet.controller.scenario.parts import Role
-from nonet.controller.scenario.settings import StageSummary, fill_settings, take_stored_settings
+from nonet.controller.scenario.settings import (
+    StageSummary,
+    copy_stored_values,
+    fill_settings,
+    take_stored_settings,
+)
 from nonet.controller.scenario.sparse import Sparse
 from nonet.controller.scenario.stage import STAGES, StageOptions, find_kind, parse_stage
 from nonet.deadlines import Deadlines
@@ -307,14 +312,21 @@ def _fill_settings(document: dict[str, Any], source: str, files: PluginFiles, st
     empty: dict[str, Any] = {}
     # A stage without keys, such as `pretrain:`, is None in the document.
     filled["stages"] = {name: stage_keys or dict(empty) for name, stage_keys in stages.items()}
+    init, reasons = filled.get("init"), dict[str, str]()
+    is_continued = yaml.is_map(init) and init.get("train") == "new"
     if yaml.is_map(stored) and yaml.is_map(stored.get("settings")):
-        return filled | {"settings": take_stored_settings(filled, stored, _put_setting)}
+        reasons = take_stored_settings(filled, stored, _put_setting)
+        if not is_continued:
+            return filled | {"settings": reasons}
     kinds = {name: find_kind(stage_keys, files) for name, stage_keys in filled["stages"].items()}
     summary = StageSummary(
         supervised=[name for name, kind in kinds.items() if not kind.rolls_out],
         rolls_out=any(kind.rolls_out for kind in kinds.values()),
     )
-    return filled | {"settings": fill_settings(filled, Path(files.folder), summary, _put_setting)}
+    derived = fill_settings(filled, Path(files.folder), summary, _put_setting)
+    if yaml.is_map(stored) and is_continued:
+        copy_stored_values(filled, stored, derived, _put_setting)
+    return filled | {"settings": reasons | derived}
 
 
 def _needs_user_data(interactions: str, files: PluginFiles) -> bool:

@@ -6,6 +6,7 @@ from .data_text import describe_unknown_items as describe_unknown_items
 from .data_text import format_percent as format_percent
 from .data_text import has_many_lost_labels as has_many_lost_labels
 from .filling import StageSummary as StageSummary
+from .filling import copy_stored_values as copy_stored_values
 from .filling import fill_settings as fill_settings
 from .filling import take_stored_settings as take_stored_settings
 from .warnings import MANY_IMMEDIATE as MANY_IMMEDIATE

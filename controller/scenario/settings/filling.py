@@ -7,7 +7,7 @@ completed document, so a resume derives nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -124,6 +124,16 @@ def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put
             put(document, path, _get_value(stored, path))
             reasons[path] = reason
     return reasons
+
+
+def copy_stored_values(document: Document, stored: Mapping[str, Any], paths: Iterable[str], put: Put) -> None:
+    """Replace the values at some paths of a document by those of the document that a run stored, where it has one."""
+    for path in paths:
+        value: Any = stored
+        for part in path.split("."):
+            value = value.get(part) if _is_map(value) else None
+        if value is not None:
+            put(document, path, value)
 
 
 def _read_data_profile(data: Mapping[str, Any], folder: Path, keep: Mapping[str, int]) -> DataProfile:

@@ -190,3 +190,19 @@ def test_settings_of_stages_that_the_scenario_no_longer_has_are_not_taken(runs, 
     path, run = write_shop(tmp_path, "{pretrain: {}, finetune: {}}"), make_run(runs, 1)
     run.scenario.write_text(yaml.dump(to_document(load_scenario(path)[0])))
     assert list(load(write_shop(tmp_path), "last").scenario.stages) == ["pretrain"]
+
+
+def test_what_the_run_before_was_given_by_hand_holds_for_what_would_be_derived(runs, tmp_path):
+    path, run = write_shop(tmp_path), make_run(runs, 1)
+    changes = ["stages.pretrain.epochs=60", "model.width=48"]
+    run.scenario.write_text(yaml.dump(to_document(load_scenario(path, changes)[0])))
+    continued = load(path, "last").scenario
+    assert continued.stages["pretrain"].epochs == 60
+    assert to_document(continued)["model"]["width"] == 48
+    assert load(path, "last", ["stages.pretrain.epochs=2"]).scenario.stages["pretrain"].epochs == 2
+
+
+def test_a_stage_that_the_run_before_did_not_have_gets_settings_of_its_own(runs, tmp_path):
+    run = make_run(runs, 1)
+    run.scenario.write_text(yaml.dump(to_document(load_scenario(write_shop(tmp_path))[0])))
+    assert load(write_shop(tmp_path, "{nightly: {}}"), "last").scenario.stages["nightly"].epochs
