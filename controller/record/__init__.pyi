@@ -32,10 +32,11 @@ from .run_names import find_group as find_group
 from .run_names import find_last_finished as find_last_finished
 from .run_names import find_run as find_run
 from .run_names import find_stored_run as find_stored_run
+from .run_names import get_location as get_location
 from .run_names import list_all_runs as list_all_runs
 from .run_names import list_grouped_runs as list_grouped_runs
 from .run_names import list_runs as list_runs
-from .run_names import list_runs_of as list_runs_of
+from .run_names import list_runs_by_name as list_runs_by_name
 from .run_names import list_stored_runs as list_stored_runs
 from .run_names import name_run as name_run
 from .run_names import read_start_time as read_start_time

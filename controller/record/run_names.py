@@ -89,7 +89,7 @@ def list_stored_runs(place: str) -> list[RunFolder]:
     return runs
 
 
-def list_runs_of(scenario_name: str, storage_address: str | None) -> Iterator[RunFolder]:
+def list_runs_by_name(scenario_name: str, storage_address: str | None) -> Iterator[RunFolder]:
     """Yield the runs of scenarios of a name, newest first.
 
     Args:
@@ -113,8 +113,10 @@ def list_runs_of(scenario_name: str, storage_address: str | None) -> Iterator[Ru
 
 
 def find_last_finished(scenario_name: str, storage_address: str | None) -> RunFolder | None:
-    """Return the newest finished run of `list_runs_of`; None if there is none."""
-    return next((run for run in list_runs_of(scenario_name, storage_address) if run.report.exists()), None)
+    """Return the newest finished run of `list_runs_by_name`; None if there is none."""
+    return next(
+        (run for run in list_runs_by_name(scenario_name, storage_address) if run.report.exists()), None
+    )
 
 
 def _fetch_descriptions(place: str) -> tuple[list[str], list[RunFolder]]:
@@ -146,6 +148,11 @@ def name_run(run: RunFolder) -> str:
     if read_address(run.path):
         return run.id
     return str(run.path.relative_to(root) if run.path.is_relative_to(root) else run.path)
+
+
+def get_location(run: RunFolder) -> str:
+    """Return the address of a stored run, or the path of another one, by either of which `find_run` finds it."""
+    return read_address(run.path) or str(run.path)
 
 
 def list_runs() -> list[RunFolder]:

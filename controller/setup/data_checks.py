@@ -68,6 +68,7 @@ def check_data(
         _measure_table(path, key) > checks.max_table_bytes for key, path in paths.items()
     )
     ids: dict[str, Any]
+    is_continued = False
     if is_sampled or data.is_prepared_on_disk():
         interactions, item_schema = data.sample_tables()
         seq, items, event_columns = None, item_schema.empty_table(), interactions.column_names
@@ -91,6 +92,7 @@ def check_data(
         except DataError as error:
             # Why a target holds for no event may be what happened to its labels.
             raise DataError(f"{error}. {note}") if note else error from None
+        is_continued = data.choose_new_targets(seq) is not None  # raises DataError if no event is new
         joins.check_ids(np.asarray(items["item_id"][:1]), seq.user_id)
         ids = {"user": np.asarray(seq.user_id), "item": np.asarray(items["item_id"])}
     notes = (describe_rewritten_ids(role_ids, role) for role, role_ids in ids.items())
@@ -110,7 +112,7 @@ def check_data(
     for config in baselines.values():
         BASELINES.get(config["use"]).check_items(catalogue, config)
     if seq is not None:
-        _check_sequence_lengths(scenario, seq, data)
+        _check_sequence_lengths(scenario, seq, is_continued=is_continued)
         notes = scenario.model.spec.check_events(scenario, seq)
         if checks.max_table_bytes is not None:  # A run shows these notes when it begins.
             checks.warnings += notes or ()
@@ -120,12 +122,12 @@ def check_data(
         checks.warnings += list_data_warnings(profile, options.split, features, makes_lists=makes_lists)
 
 
-def _check_sequence_lengths(scenario: Scenario, seq: Sequences, data: DataSetup) -> None:
+def _check_sequence_lengths(scenario: Scenario, seq: Sequences, *, is_continued: bool) -> None:
     """Raise ConfigError if the data give stages too few steps or nothing to learn from."""
     is_train = seq.split == TRAIN
     labelled = {name: int((seq.find_labelled(name) & is_train).sum()) for name in seq.targets}
     setups = make_stage_setups(scenario, users=len(seq), events=int(is_train.sum()), labelled=labelled)
-    if not data.trains_new:  # the few steps of a continued run may be validated at their end only
+    if not is_continued:  # the few steps of a continued run may be validated at their end only
         check_validation_interval(scenario, {name: setup.steps for name, setup in setups.items()})
     for name, stage in scenario.stages.items():
         stage.kind.check_data(name, stage, seq)

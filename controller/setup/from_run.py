@@ -26,13 +26,13 @@ from nonet.controller.record import (
     fetch_artifacts,
     find_last_finished,
     find_run,
+    get_location,
     read_manifest,
 )
 from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.plugins import parse_file
-from nonet.storage import read_address
 from nonet.workers.roles import KnownRun
 
 # Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
@@ -123,11 +123,11 @@ def resolve_sources(scenario: Scenario) -> Scenario:
                 f"init.from: last: no run of {scenario.name} has finished; `nonet run --continue last` trains the first one on "
                 "all events"
             )
-        source = read_address(newest.path) or str(newest.path)
+        source = get_location(newest)
     source_run = _find_source_run(source)
     stage = init.stage or _find_last_ended_stage(source_run)
-    location = read_address(source_run.path) or str(source_run.path)
-    return scenario.model_copy(update={"init": init.model_copy(update={"source": location, "stage": stage})})
+    update = {"source": get_location(source_run), "stage": stage}
+    return scenario.model_copy(update={"init": init.model_copy(update=update)})
 
 
 def _pin_files(scenario: Scenario) -> Scenario:

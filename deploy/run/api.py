@@ -21,11 +21,11 @@ from nonet.controller.record import (
     RunFolder,
     create_run,
     describe_place,
-    find_last_finished,
     find_run,
     find_runs_root,
+    get_location,
     is_ray_job,
-    list_runs_of,
+    list_runs_by_name,
     lock_run,
     open_for_writing,
 )
@@ -43,7 +43,6 @@ from nonet.controller.setup import check_same
 from nonet.deploy.run.panel import Panel
 from nonet.errors import ConfigError
 from nonet.plugins import PluginFiles
-from nonet.storage import read_address
 from nonet.trust import check_folder
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def continue_scenario(
 
 def _load_continued(source: str | Path, run: RunFolder, changes: list[str] | None) -> ScenarioFile:
     """Load a scenario that continues a run, whose code has been approved."""
-    place = json.dumps(str(read_address(run.path) or run.path))  # a quoted text of YAML
+    place = json.dumps(get_location(run))  # a quoted text of YAML
     return scenario(source, [*(changes or []), f"init.from={place}", "init.train=new"], stored=run.scenario)
 
 
@@ -170,25 +169,25 @@ def _finish_last(name: str, address: str | None, panel: Panel | None) -> RunFold
     """
     from nonet.deploy.run.status import is_in_progress
 
-    def get_place(run: RunFolder) -> str | Path:
-        return read_address(run.path) or run.path
-
     unfinished: list[RunFolder] = []
-    for run in list_runs_of(name, address):
+    finished: RunFolder | None = None
+    for run in list_runs_by_name(name, address):
         if run.report.exists():
+            finished = run
             break
         if is_in_progress(run):
             raise ConfigError(
-                f"--continue last: {run.id} is in progress; wait for it, or stop it: nonet stop {get_place(run)}"
+                f"--continue last: {run.id} is in progress; wait for it, or stop it: nonet stop {get_location(run)}"
             )
         unfinished.append(run)
     for run in unfinished:
-        if Checkpoints(find_run(get_place(run)).checkpoints, fetches=False).find_newest() is not None:
-            if resume(get_place(run), panel=panel).state == "stopped":
+        place = get_location(run)
+        if Checkpoints(find_run(place).checkpoints, fetches=False).find_newest() is not None:
+            if resume(place, panel=panel).state == "stopped":
                 raise KeyboardInterrupt
+            finished = run
             break
-    newest = find_last_finished(name, address)
-    return newest and find_run(get_place(newest))
+    return finished and find_run(get_location(finished))
 
 
 def start(

@@ -337,14 +337,13 @@ def _resume_run(scenario: str, change: list[str] | None, run_dir: Path | None) -
 
 def print_result(run: Any, as_json: bool) -> None:
     """Print the report or the summary of a finished run; exit with 130 if it was stopped."""
-    from nonet.controller.record import describe_place, is_ray_job
-    from nonet.storage import read_address
+    from nonet.controller.record import describe_place, get_location, is_ray_job
 
     if is_ray_job():
         print(f"this run's folder: {describe_place(run.folder)}", file=sys.stderr)
     if run.state == "stopped":
         print(
-            f"stopped. Continue with: nonet resume {read_address(run.folder.path) or run.folder.path}",
+            f"stopped. Continue with: nonet resume {get_location(run.folder)}",
             file=sys.stderr,
         )
         sys.exit(130)

@@ -147,7 +147,7 @@ def choose_new_targets(
             f"init.train: new: run {run} has trained on all {int(is_train.sum()):,} training events; add newer ones to "
             "data.interactions, or leave init.train out"
         )
-    old_counts = _count_by_user(seq, is_train & ~target)
+    old_counts = seq.count_by_user(is_train & ~target)
     wanted_count = round(replay / (1 - replay) * new_count)
     drawn = rng(seed, "replay", run).permutation(len(seq))
     drawn = drawn[old_counts[drawn] > 0]
@@ -156,7 +156,7 @@ def choose_new_targets(
     is_replayed[drawn[before < wanted_count]] = True
     target |= np.repeat(is_replayed, seq.lengths) & is_train
     codes[target & (codes != NEW)] = REPLAYED
-    users = int((_count_by_user(seq, target) > 0).sum())
+    users = int((seq.count_by_user(target) > 0).sum())
     for stage in seq.targets:
         if not is_task(stage) and not (seq.find_targets(stage) & target).any():
             raise DataError(
@@ -165,12 +165,6 @@ def choose_new_targets(
             )
     labelled = {stage: int((seq.find_labelled(stage) & target).sum()) for stage in seq.targets}
     return codes, NewEventCounts(new_count, int(target.sum()) - new_count, users, labelled)
-
-
-def _count_by_user(seq: Sequences, mask: np.ndarray) -> np.ndarray:
-    """Return the number of events of a mask [N] of each user [U]."""
-    cumulative = np.concatenate([[0], np.cumsum(mask)])
-    return cumulative[seq.offsets[1:]] - cumulative[seq.offsets[:-1]]
 
 
 def write_new_events(folder: Path, codes: np.ndarray) -> None:

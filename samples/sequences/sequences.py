@@ -182,7 +182,11 @@ class Sequences:
     @cached_property
     def train_lengths(self) -> np.ndarray:
         """The number of TRAIN events of each user, [U] int64; they are a prefix of the user's events."""
-        cumulative = np.concatenate([[0], np.cumsum(self.split == TRAIN)])
+        return self.count_by_user(self.split == TRAIN)
+
+    def count_by_user(self, mask: np.ndarray) -> np.ndarray:
+        """Return the number of events of a mask [N] of each user, [U] int64."""
+        cumulative = np.concatenate([[0], np.cumsum(mask)])
         return cumulative[self.offsets[1:]] - cumulative[self.offsets[:-1]]
 
     @cached_property

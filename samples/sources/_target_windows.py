@@ -38,7 +38,7 @@ class TargetWindows:
     @cached_property
     def user_rows(self) -> np.ndarray:
         """The user rows of the users that have targets, ascending."""
-        return np.unique(self.request.events().find_users(np.flatnonzero(self.target)))
+        return np.flatnonzero(self.request.events().count_by_user(self.target))
 
     def cut_windows(self, users: np.ndarray) -> tuple[np.ndarray, ...]:
         """Cut windows of targets and the history before them, in the order of `users`.

@@ -90,7 +90,7 @@ class UserWindows(_ShuffledSource):
     def _new_users(self) -> np.ndarray | None:
         """The rows of the users that a continued run trains on, ascending; None for a run that trains on all."""
         seq = self.request.events()
-        return None if seq.new_targets is None else np.unique(seq.find_users(np.flatnonzero(seq.new_targets)))
+        return None if seq.new_targets is None else np.flatnonzero(seq.count_by_user(seq.new_targets))
 
     @cached_property
     def _new_windows(self) -> TargetWindows:

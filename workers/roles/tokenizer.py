@@ -162,11 +162,6 @@ class DataSetup:
         return prepare_sequences(self.options, root, changes=self.changes, report_progress=report_progress)
 
     @property
-    def trains_new(self) -> bool:
-        """Whether the run trains on what is new since another run."""
-        return self.known is not None and self.known.replay is not None
-
-    @property
     def changes(self) -> LogChanges:
         """The changes of the log: labels and compression."""
         part_starts = get_part_starts(self.options.split)
@@ -358,6 +353,7 @@ class Tokeniser(DistributeWorker):
 
         root = Path(run_folder) / "artifacts"
         seq, items, sequences_artifact = make_sequences(data, root)
+        new_artifact, new_counts = data.store_new_events(root, seq)
         known_sids = data.known and data.known.load_sids()
         tokens = tokenise(
             items, seq, dict(data.tokenizer), seed=data.seed, folder=Path(data.folder), known=known_sids
@@ -371,7 +367,6 @@ class Tokeniser(DistributeWorker):
                 root, "transitions", lambda folder: data.write_memory(folder, seq, items)
             ),
         }
-        new_artifact, new_counts = data.store_new_events(root, seq)
         artifacts |= new_artifact
         facts = describe_data(seq, items, data)
         facts["data"] |= new_counts
@@ -479,8 +474,8 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
     """Check that the sequences have items that are known, users to test, targets to train on and the memory's kinds of events.
 
     Raises:
-        DataError: No item is known to the run that `init` names, or no event is new to it in a run that trains on new events; no
-            user is left to test; or no training event of a stage is a target. A task may have none.
+        DataError: No item is known to the run that `init` names, no user is left to test, or no training event of a stage is a
+            target. A task may have none.
         ConfigError: A kind of event does not exist.
     """
     check_kinds(seq, data.transitions.get("events", ()))
@@ -490,7 +485,6 @@ def check_sequences(seq: Sequences, data: DataSetup) -> None:
             "of these ids, or leave init out"
         )
     totals = EventTotals.from_sequences(seq)
-    data.choose_new_targets(seq)
     if not totals.events[TEST]:
         raise DataError(
             f"no user is left to test: data.split {dict(data.options.split)} holds out more events than the {len(seq)} users "

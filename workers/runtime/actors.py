@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 NAMESPACE = "nonet"  # Ray namespace of the named actors.
 PING_PATIENCE_S = 5.0  # Seconds in which a control thread must answer; it is never busy for long.
 _CONTROL_PATIENCE_S = 10.0  # Seconds in which all control threads must answer that do more than a ping.
+_BUILT_PATIENCE_S = 1.0  # Seconds in which ranks must have been built whose spans are collected.
 _STOP_GRACE_S = 10.0  # Seconds for the teardown of roles.
 
 
@@ -259,7 +260,7 @@ class ActorGroup:
         A span is (role.method, start, end, bytes out) in unix seconds; each is returned once.
         """
         try:
-            names = [built["name"] for built in ray.get(self._build_refs, timeout=PING_PATIENCE_S)]
+            names = [built["name"] for built in ray.get(self._build_refs, timeout=_BUILT_PATIENCE_S)]
             return list(zip(names, self.call_control("take_spans"), strict=True))
         except (NonetError, RayActorError, GetTimeoutError):
             return []  # The spans of a dead rank are lost with its process.

@@ -118,8 +118,7 @@ def take_stored_settings(document: Document, stored: Mapping[str, Any], put: Put
     """
     reasons: dict[str, str] = {}
     for path, reason in stored["settings"].items():
-        section, name, *_ = [*path.split("."), ""]
-        is_of_other_stage = section == "stages" and name not in document["stages"]
+        is_of_other_stage = path.startswith("stages.") and path.split(".")[1] not in document["stages"]
         if not is_of_other_stage and not _has_value(document, path):
             put(document, path, _get_value(stored, path))
             reasons[path] = reason

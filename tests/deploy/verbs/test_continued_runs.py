@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -114,7 +115,7 @@ def test_an_interrupted_run_is_resumed_first_and_then_continued(runs, monkeypatc
 
     monkeypatch.setattr(api, "resume", resume)
     assert get_init(load("quickstart", "last")) == (str(interrupted.path), "new")
-    assert resumed == [interrupted.path]
+    assert [Path(run) for run in resumed] == [interrupted.path]
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_is_passed_over(runs, monkeypatch):

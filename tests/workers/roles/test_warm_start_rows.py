@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from ring_world import Ring
 
 from nonet.controller.scenario.scenario import load_scenario
-from nonet.controller.setup.run_files import make_data_setup
+from nonet.controller.setup import data_checks, preflight
 from nonet.errors import DataError
-from nonet.workers.roles.tokenizer import check_sequences
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +94,12 @@ def test_a_stage_continues_with_the_optimizer_of_a_checkpoint_or_with_a_new_one(
     assert not any(moment.any() for moment in _list_moments(world.trainer).values())
 
 
-def test_a_run_without_new_events_is_refused_by_the_check_of_its_data(trained):
-    scenario, folder = load_scenario(trained[0].scenario)
-    data = make_data_setup(scenario, folder, replace(trained[0].known(), replay=0.2))
+def test_a_run_without_new_events_is_refused_by_the_check_of_its_data(trained, monkeypatch):
+    scenario, folder = load_scenario(trained[0].scenario, ["init={from: ring, train: new}"])
+    known = replace(trained[0].known(), replay=0.2)
+    monkeypatch.setattr(data_checks, "find_warm_start", lambda _: SimpleNamespace(known=known))
     with pytest.raises(DataError, match=r"init.train: new: run ring has trained on all"):
-        check_sequences(data.build()[0], data)
+        preflight.check(scenario, folder)
 
 
 def _list_moments(trainer):
