@@ -15,6 +15,7 @@ import typer
 from nonet.deploy.verbs import (
     VerbGroup,
     authoring,
+    caching,
     checking,
     data,
     questions,
@@ -146,6 +147,7 @@ app.add_typer(reward, name="reward")
 app.add_typer(items, name="items")
 app.add_typer(data.samples, name="samples")
 app.add_typer(data.store, name="store")
+app.add_typer(caching.cache, name="cache")
 
 
 def _exit_with_error(error: NonetError) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 _SOCKET, _REAL_SETUP = "NONET_TEST_FORKS", "NONET_TEST_REAL_SETUP"
 _CONTEXT = "--serialized-runtime-env-context="
-_IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.tokenizer", "nonet.workers.engines._fsdp2",
+_IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.artifacts.tokenizer", "nonet.workers.engines._fsdp2",
              "nonet.workers.roles.evaluation.evaluator", "nonet.workers.roles.learners.policy",
              "nonet.models.sid_decoder.decoder", "google.protobuf", "yaml", "asyncio", "jsonschema", "packaging.version",
              "torch.distributed.device_mesh")  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from pyarrow import fs
 
 import nonet.addresses as addresses
+import nonet.cache as cache
 from nonet.addresses import fetch_folder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.preflight import check_files
@@ -88,8 +89,8 @@ def test_a_checkpoint_of_a_stored_run_is_a_model(stored_run):
 
 def end_use():
     """Release all copies, as a process does at its end."""
-    for lock in addresses._used_copies.values():
-        lock.close()
+    for release in addresses._used_copies.values():
+        release()
     addresses._used_copies.clear()
 
 
@@ -141,27 +142,27 @@ def test_an_interrupted_download_leaves_no_copy(store, monkeypatch, tmp_path):
     def fail(*args):
         raise OSError("connection reset")
 
-    monkeypatch.setattr(addresses, "_PAUSES_S", (0.0,))
-    monkeypatch.setattr(addresses.os, "replace", fail)
+    monkeypatch.setattr(addresses, "_download", fail)
     with pytest.raises(OSError, match="reset"):
         fetch_folder("s3://models/tiny", "model.path")
     left = {path.suffix for path in (tmp_path / "cache" / "fetched").iterdir()}
-    assert left == {".lock", ".fetch"}
+    assert left == {".lock"}
 
 
 def test_a_download_deletes_what_a_killed_one_of_the_same_files_has_copied(store, monkeypatch, tmp_path):
     put(store, "models/tiny/a")
     folder = tmp_path / "cache" / "fetched"
     with monkeypatch.context() as patch:
-        patch.setattr(addresses.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(addresses.shutil, "rmtree", lambda *paths, **options: None)
+        patch.setattr(cache.os, "rename", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(cache.shutil, "rmtree", lambda *paths, **options: None)
+        patch.setattr(cache.Path, "unlink", lambda *paths, **options: None)
         with pytest.raises(KeyboardInterrupt):
             fetch_folder("s3://models/tiny", "model.path")
-    assert len(list(folder.glob(".fetching-*"))) == 1
+    assert len(list(folder.glob(".draft-*"))) == 2
     assert [
         path.name for path in addresses.Path(fetch_folder("s3://models/tiny", "model.path")).iterdir()
     ] == ["a"]
-    assert not list(folder.glob(".fetching-*"))
+    assert not list(folder.glob(".draft-*"))
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(store, monkeypatch, server):

@@ -25,7 +25,12 @@ NUMBERS = [
     (GUARANTEES, "have not named it for a minute", "storage.run_writer:READ_GRACE_S", 60),
     (GUARANTEES, "older than 15 minutes by the clock", "storage.run_writer:GARBAGE_GRACE_S", 900),
     (GUARANTEES, "A file above 64 MB", "storage.run_tree:PART_BYTES", 64 << 20),
-    (EXACTLY_ONCE, "Up to five million events", "workers.roles.tokenizer:MEMORY_EVENTS", 5_000_000),
+    (
+        EXACTLY_ONCE,
+        "Up to five million events",
+        "workers.roles.artifacts.data_setup:MEMORY_EVENTS",
+        5_000_000,
+    ),
     (EXACTLY_ONCE, "two million rows per thread", "samples.preparation.preparing:_PARTITION_ROWS", 1 << 21),
     (EXACTLY_ONCE, "two million rows per thread", "samples.preparation.log:_SLICE_ROWS", 1 << 21),
     (CLUSTERS, "92 % of it is planned", "controller.plan.memory_ledger:_USABLE_SHARE", 0.92),

@@ -73,6 +73,7 @@ ROOMS = {
         "engines/division",
         "engines",
         "engines/_zero",
+        "roles/artifacts",
         "roles",
         "roles/kinds",
         "roles/evaluation",

@@ -68,7 +68,7 @@ def _train_world(folder: Path, memory: str) -> tuple[SmallWorld, tuple[Path, dic
     """Train a small world, and return it with the paths of its scenario, artifacts and checkpoint."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import make_data_setup
-    from nonet.workers.roles import Tokeniser
+    from nonet.workers.roles.artifacts import Tokeniser
 
     path = write_world(folder, memory)
     scenario, scenario_dir = load_scenario(path)

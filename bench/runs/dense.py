@@ -106,7 +106,8 @@ class _Ours:
     def __init__(self, folder: Path, steps: int, changes: list[str]):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
-        from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
+        from nonet.workers.roles import EmbeddingShard, Trainer
+        from nonet.workers.roles.artifacts import Tokeniser
         from nonet.workers.runtime import Place
 
         rate = f"stages.pretrain.lr={{peak: {_LEARNING_RATE}, warmup: 0.0, decay: none}}"

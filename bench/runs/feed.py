@@ -92,7 +92,8 @@ class FeedWorld:
     def __init__(self, folder: Path, changes: Sequence[str] = ()):
         from nonet.controller.scenario import load_scenario
         from nonet.controller.setup import make_data_setup, make_run_setup, make_stage_setups
-        from nonet.workers.roles import EmbeddingShard, Rollout, Tokeniser, Trainer
+        from nonet.workers.roles import EmbeddingShard, Rollout, Trainer
+        from nonet.workers.roles.artifacts import Tokeniser
         from nonet.workers.roles.evaluation import Evaluate, Evaluator
         from nonet.workers.runtime import Place
 

@@ -63,7 +63,7 @@ def _tokenise_data(folder: Path) -> dict[str, str]:
     """Prepare the data of the scenario, and return the folders of the artifacts."""
     from nonet.controller.scenario import load_scenario
     from nonet.controller.setup import make_data_setup
-    from nonet.workers.roles import Tokeniser
+    from nonet.workers.roles.artifacts import Tokeniser
 
     scenario, beside = load_scenario(_SCENARIO)
     facts: dict[str, Any] = Tokeniser().prepare(make_data_setup(scenario, beside), str(folder))

@@ -122,6 +122,13 @@ class Data(StrictModel):
             "the same. By default disk above five million events"
         ),
     ] = None
+    cache: Annotated[
+        str,
+        Field(
+            description="where sequences, semantic ids and the memory's counts are kept for later runs on the same data: "
+            "node, the cache of the node ($NONET_CACHE); a folder, such as /shared/cache; or none"
+        ),
+    ] = "node"
     history: Annotated[
         Positive, Field(description="the number of a user's last events that the model sees")
     ] = 50
@@ -171,6 +178,16 @@ class Data(StrictModel):
     def table_format(self) -> TableFormat:
         """The column names of the tables, and the texts that mean a missing value."""
         return TableFormat.from_options(self.columns, self.missing)
+
+    @field_validator("cache")
+    @classmethod
+    def _check_cache(cls, cache: str) -> str:
+        """Reject an address, and a word that is neither `node` nor `none`, which would be the name of a new folder."""
+        if cache not in ("node", "none") and ("/" not in cache or "://" in cache):
+            raise ValueError(
+                f"{cache!r} is neither node nor none, nor a folder such as /shared/cache or ./cache"
+            )
+        return cache
 
     @model_validator(mode="after")
     def _check_joins(self) -> Data:

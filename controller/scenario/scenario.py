@@ -382,8 +382,11 @@ def make_schema() -> dict[str, Any]:
 
 
 def select_fixed_keys(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a document without `deadlines` and `tracking`, the only keys that may change when a run is resumed."""
-    return {key: value for key, value in document.items() if key not in ("deadlines", "tracking")}
+    """Return a document without the only keys that may change when a run is resumed: `deadlines`, `tracking`, `data.cache`."""
+    fixed = {key: value for key, value in document.items() if key not in ("deadlines", "tracking")}
+    if yaml.is_map(data := fixed.get("data")):
+        fixed["data"] = {key: value for key, value in data.items() if key != "cache"}
+    return fixed
 
 
 def flatten_document(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

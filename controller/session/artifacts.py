@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,16 @@ from nonet.controller.setup import (
     make_stage_setups,
 )
 from nonet.deadlines import Deadline
-from nonet.workers.roles import PREPARING, StageSetup
+from nonet.suggest import join_names
+from nonet.workers.roles import StageSetup
+from nonet.workers.roles.artifacts import PREPARING
 from nonet.workers.runtime import GroupFuture
 
 if TYPE_CHECKING:
     from nonet.controller.session.bound_run import BoundRun
 
 _POLL_S = 0.2  # interval at which the progress file is read
+_SHARED_KINDS = {"sids": "semantic ids", "transitions": "the memory's counts"}
 _REPORT_EVERY_S = 10.0  # smallest interval between two lines of progress
 
 
@@ -68,10 +71,20 @@ def make_artifacts(bound_run: BoundRun, folder: Path) -> dict[str, Any]:
             processes.deadlines.tokenise,
             bound_run.add_note,
         )
+    for note in _describe_cache(facts.pop("cache", {})):
+        bound_run.add_note(note)
     bound_run.require_stored(*list_artifact_files(run, facts))
     if warm_start is not None:
         facts["init"] = warm_start.as_dict() | facts.get("init", {})
     return facts
+
+
+def _describe_cache(cache: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences about what the tokenise stage took from the cache of artifacts, and what did not work."""
+    for run in dict.fromkeys(cache.get("taken", {}).values()):
+        kinds = [_SHARED_KINDS.get(kind, kind) for kind, maker in cache["taken"].items() if maker == run]
+        yield f"data: {join_names(kinds)} are those that run {run} made of the same data"
+    yield from (f"data.cache: {problem}" for problem in cache.get("problems", ()))
 
 
 def list_artifact_files(run: RunFolder, facts: Mapping[str, Any]) -> list[Path]:

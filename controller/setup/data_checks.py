@@ -33,9 +33,9 @@ from nonet.samples.batches.graphs import read_edges
 from nonet.samples.profiles import describe_lists, measure_profile
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.stores import StoreJoins
-from nonet.samples.tables import describe_rewritten_ids, find_parquet, identify_file
+from nonet.samples.tables import describe_rewritten_ids, find_files, find_parquet
 from nonet.suggest import suggest_sentence
-from nonet.workers.roles import DataSetup, check_sequences
+from nonet.workers.roles.artifacts import DataSetup, check_sequences
 
 
 def check_data(
@@ -150,8 +150,7 @@ def hash_tables(data: DataSetup) -> dict[str, str]:
     """
     hashes: dict[str, str] = {}
     for key, path in _get_table_paths(data).items():
-        filesystem, files = find_parquet(path, key)
-        contents = [identify_file(filesystem, file, f"{key} {file}") for file in files]
+        contents = [identity for _, identity in find_files(path, key).identify(key)]
         hashes[key] = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
     return hashes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nonet.plugins import parse_file
-from nonet.workers.roles import BuiltData, DataSetup
+from nonet.workers.roles.artifacts import BuiltData, DataSetup
 
 
 @dataclass

@@ -33,7 +33,7 @@ from nonet.controller.scenario import Init, Scenario, load_scenario
 from nonet.controller.setup.worker_setup import make_run_setup
 from nonet.errors import CheckpointError, ConfigError
 from nonet.plugins import parse_file
-from nonet.workers.roles import KnownRun
+from nonet.workers.roles.artifacts import KnownRun
 
 # Options of a model that are not compared: the first changes no shape of a weight, and `model.use` is compared apart.
 _UNCOMPARED_OPTIONS = ("dropout", "use")

@@ -26,7 +26,7 @@ from nonet.samples.preparation import BuildOptions
 from nonet.samples.sequences import MASK
 from nonet.suggest import join_names
 from nonet.trust import check_folder, guard_folder
-from nonet.workers.roles import DataSetup, KnownRun
+from nonet.workers.roles.artifacts import DataSetup, KnownRun
 
 
 def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None = None) -> DataSetup:
@@ -75,7 +75,13 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
         stored=data.sequences,
         source=make_source_options(scenario),
         graphs=graphs,
+        cache=_locate_cache(data.cache, folder),
     )
+
+
+def _locate_cache(cache: str, folder: Path) -> str | None:
+    """Return the folder of the cache of artifacts as `DataSetup` has it. `folder` is that of the scenario."""
+    return {"node": None, "none": ""}.get(cache, str(folder / Path(cache).expanduser()))
 
 
 def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:

@@ -30,7 +30,7 @@ from nonet.plugins import load_heavy
 from nonet.samples.sequences import RL, TEST, TRAIN, Sequences, build_sequences, find_user_rows
 from nonet.samples.tables import find_files, replace_column
 from nonet.suggest import join_names
-from nonet.workers.roles import DataSetup
+from nonet.workers.roles.artifacts import DataSetup
 from nonet.workers.roles.click import ClickData, ClickEvaluator
 from nonet.workers.roles.evaluation import Evaluator
 

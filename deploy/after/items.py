@@ -39,7 +39,7 @@ from nonet.models.tokenizer import KnownSids, compute_item_vectors, extend_signa
 from nonet.samples.sequences import Transitions
 from nonet.samples.tables import as_numbers, compute_keys
 from nonet.storage import FILE_LOCKS, change_run, find_copy
-from nonet.workers.roles import store_artifact, write_sids
+from nonet.workers.roles.artifacts import store_artifact, write_sids
 
 pc: Any = pyarrow.compute  # its functions are created at import time, which type checkers do not see
 

@@ -203,7 +203,8 @@ def _train_inputs(scenario_file: ScenarioFile, scratch: Path, steps: int) -> Par
     import torch
 
     torch.set_num_threads(1)
-    from nonet.workers.roles import EmbeddingShard, Tokeniser, Trainer
+    from nonet.workers.roles import EmbeddingShard, Trainer
+    from nonet.workers.roles.artifacts import Tokeniser
 
     scenario = scenario_file.scenario
     facts = Tokeniser().prepare(make_data_setup(scenario, scenario_file.folder), str(scratch))

@@ -1,4 +1,5 @@
 from . import authoring as authoring
+from . import caching as caching
 from . import checking as checking
 from . import data as data
 from . import questions as questions

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from nonet.addresses import is_address
 from nonet.models.tokenizer.kinds import TokenisedItems, TokenizeRequest
 from nonet.models.tokenizer.semantic_ids import add_collision_level, make_extended_tokens
-from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors, resolve_sources
+from nonet.models.tokenizer.text_sources import list_encoders
+from nonet.models.tokenizer.vectors import check_sources, compute_item_vectors, parse_weights, resolve_sources
 from nonet.random import rng
+from nonet.samples.tokenised import VECTOR_FILES
 
 # Shapes: I items, D vector width, L levels, K codes of a level.
 _ITERATIONS = 30  # Maximum number of k-means iterations.
@@ -51,6 +54,17 @@ def check_vectors(items: pa.Table, options: Mapping[str, Any], folder: Path) -> 
 def resolve_paths(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the options with the absolute paths of files and text encoders among the sources of vectors."""
     return {**options, "vectors": resolve_sources(options.get("vectors", _DEFAULT_SOURCES), folder)}
+
+
+def list_inputs(options: Mapping[str, Any], folder: Path) -> list[Path] | None:
+    """Return the files of vectors and of text encoders that are read, sorted; None if an encoder is at an address."""
+    sources = options.get("vectors", _DEFAULT_SOURCES)
+    files = [folder / name for name in parse_weights(sources) if Path(name).suffix in VECTOR_FILES]
+    for encoder in list_encoders(sources).values():
+        if is_address(encoder["path"]):
+            return None
+        files += (folder / encoder["path"]).rglob("*")
+    return sorted(file for file in files if file.is_file())
 
 
 def quantise_residuals(vectors: np.ndarray, n_levels: int, n_codes: int, seed: int) -> np.ndarray:

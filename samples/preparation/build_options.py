@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from nonet.samples.tables import MISSING, TableFormat, find_files, identify_file, list_id_names
+from nonet.samples.tables import MISSING, TableFormat, find_files, list_id_names
 from nonet.samples.tokenised import VECTOR_FILES, attach_vectors
 
 
@@ -67,14 +67,11 @@ class BuildOptions:
         missing = self.table_format.own_missing
         return facts if missing is None else {**facts, "missing": missing}
 
-    def list_item_files(self) -> list[list[Any]] | None:
+    def list_item_files(self) -> list[list[str]] | None:
         """Return the path and the identity of the content of each file of the item table and of vectors; None without one."""
         if self.items is None:
             return None
-        found = [find_files(self.items, "items")]
-        found += [
-            find_files(path, f"data.vectors.{name}", VECTOR_FILES) for name, path in self.vectors.items()
-        ]
-        return [
-            [file, identify_file(each.system, file, f"items {file}")] for each in found for file in each.files
-        ]
+        files = find_files(self.items, "items").identify("items")
+        for name, path in self.vectors.items():
+            files += find_files(path, f"data.vectors.{name}", VECTOR_FILES).identify("items")
+        return files

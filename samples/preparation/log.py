@@ -25,7 +25,6 @@ from nonet.samples.tables import (
     find_unit,
     get_unit_by_name,
     get_unit_by_size,
-    identify_file,
     is_plain,
     read_groups,
     read_parquet_footer,
@@ -78,7 +77,7 @@ class EventLog:
     ):
         self._table = table
         self.path, self._format = path, to_table_format(columns)
-        table_files = find_files(path, self._table)
+        self._found = table_files = find_files(path, self._table)
         self._system, self.files = table_files.system, table_files.files
         self._partitions = table_files.partitions  # columns whose values are in the names of folders
         self._file_schema: pa.Schema = read_unified_schema(
@@ -103,8 +102,7 @@ class EventLog:
 
     def compute_hash(self) -> str:
         """Return a hash of the files' names and contents."""
-        files = [[file, identify_file(self._system, file, f"{self._table} {file}")] for file in self.files]
-        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._found.identify(self._table)).encode()).hexdigest()
 
     def find_time_unit(self) -> str:
         """Return the unit ("s", "ms", "us" or "ns") of the numbers in the column of times; "s" if it has timestamps or text."""

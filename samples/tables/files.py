@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from nonet.addresses import open_filesystem
 from nonet.errors import DataError
-from nonet.samples.tables.retries import get_first_line, read_with_retries
+from nonet.samples.tables.retries import get_first_line, identify_file, read_with_retries
 from nonet.suggest import join_names, suggest_sentence
 
 _WILDCARDS = "*?["
@@ -94,6 +94,10 @@ class FoundFiles:
     def partitions(self) -> FolderColumns:
         """The columns that the names of `key=value` folders define."""
         return FolderColumns.from_files(self.files)
+
+    def identify(self, label: str) -> list[list[str]]:
+        """Return the path of each file, and the identity of its content (`identify_file`)."""
+        return [[file, identify_file(self.system, file, f"{label} {file}")] for file in self.files]
 
 
 def find_parquet(

@@ -2,28 +2,22 @@
 
 An address is whatever Arrow opens by a URI: s3://, gs://, hdfs://, abfss://, file://. Credentials come from the environment. A
 copy is identified by the address and the names, sizes and modification times of its files, so that a changed folder is fetched
-again. It is below `$NONET_CACHE/fetched`, by default `~/.cache/nonet/fetched`. All copies together take at most
-`$NONET_CACHE_BYTES` (50GB); those that were used longest ago and that no process uses are deleted first.
+again. It is an entry of the cache of the node (`nonet.cache`), `$NONET_CACHE/fetched`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from nonet.atomic import make_folder
-from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
+from nonet.cache import CachedFolders, find_cache_root, read_cache_bytes
 from nonet.errors import ConfigError, StorageError
 from nonet.storage import fetch_stored, is_storage_address
 
@@ -32,7 +26,9 @@ _CHUNK_BYTES = 16 << 20
 # The characters that an address may have besides percent-encoded ones. `#` would cut the address off.
 _ADDRESS_CHARACTERS = re.compile(r"(?:[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})*")
 _Result = TypeVar("_Result")
-_used_copies: dict[str, IO[str]] = {}  # open lock files of the copies that this process uses, by key
+_used_copies: dict[
+    str, Callable[[], None]
+] = {}  # what ends the use of the copies that this process uses, by key
 
 
 def is_address(text: str) -> bool:
@@ -101,17 +97,13 @@ def fetch_folder(address: str, label: str) -> str:
     if listing.system.type_name == "local":
         return listing.root
     key = hashlib.sha256(f"{address}\n{listing.files}".encode()).hexdigest()[:32]
-    cache = find_cache_root() / "fetched"
-    make_folder(cache)
-    copy = cache / key
+    fetched = CachedFolders(find_cache_root() / "fetched")
     if key not in _used_copies:
-        _used_copies[key] = (cache / f"{key}.lock").open("a")
-        fcntl.flock(_used_copies[key], fcntl.LOCK_SH)  # no other process deletes the copy from now on
-    with (cache / f"{key}.fetch").open("a") as fetch_lock:
-        fcntl.flock(fetch_lock, fcntl.LOCK_EX)  # one process fetches, and others wait for it
-        if not copy.is_dir():
-            _download(listing, copy, address, label)
-    os.utime(cache / f"{key}.lock")
+        _used_copies[key] = fetched.pin(key)  # no other process deletes the copy from now on
+    with fetched.make(key):  # one process fetches, and others wait for it
+        if not (copy := fetched.root / key).is_dir():
+            size = _measure(listing, address, label)
+            fetched.add(key, size, lambda draft: _download(listing, draft, address, label))
     return str(copy if listing.is_folder else copy / listing.files[0][0])
 
 
@@ -169,37 +161,30 @@ def _list_files(address: str, label: str) -> _Listing:
     return listing
 
 
-def _download(listing: _Listing, copy: Path, address: str, label: str) -> None:
-    """Copy the files of a listing into a folder, which exists only once it is complete.
-
-    Only one process may do this at a time; what a killed one has copied is deleted.
-    """
+def _measure(listing: _Listing, address: str, label: str) -> int:
+    """Return the bytes of the files of a listing. Raises ConfigError if the cache is smaller."""
     total_bytes = sum(size for _, size, _ in listing.files)
-    limit = read_cache_bytes()
-    if total_bytes > limit:
+    if total_bytes > (limit := read_cache_bytes()):
         raise ConfigError(
             f"{label}: {address} has {total_bytes / 1e9:.3g} GB, and the cache takes {limit / 1e9:.3g} GB; "
             "raise NONET_CACHE_BYTES"
         )
-    staging = copy.with_name(f".fetching-{copy.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    _evict(copy.parent, limit - total_bytes)
-    staging.mkdir()
-    try:
-        for name, _, _ in listing.files:
-            target = staging / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = f"{listing.root.rstrip('/')}/{name}" if listing.is_folder else listing.root
+    return total_bytes
 
-            def read(source: str = source, target: Path = target) -> None:
-                with listing.system.open_input_stream(source) as stream, target.open("wb") as out:
-                    while chunk := stream.read(_CHUNK_BYTES):
-                        out.write(chunk)
 
-            _read_with_retries(read, address, label)
-        os.replace(staging, copy)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+def _download(listing: _Listing, folder: Path, address: str, label: str) -> None:
+    """Copy the files of a listing into a folder."""
+    for name, _, _ in listing.files:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = f"{listing.root.rstrip('/')}/{name}" if listing.is_folder else listing.root
+
+        def read(source: str = source, target: Path = target) -> None:
+            with listing.system.open_input_stream(source) as stream, target.open("wb") as out:
+                while chunk := stream.read(_CHUNK_BYTES):
+                    out.write(chunk)
+
+        _read_with_retries(read, address, label)
 
 
 def _read_with_retries(read: Callable[[], _Result], address: str, label: str) -> _Result:
@@ -223,16 +208,3 @@ def _read_with_retries(read: Callable[[], _Result], address: str, label: str) ->
 def _shorten(error: BaseException) -> str:
     """Return the message of an error in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]
-
-
-def _evict(cache: Path, budget_bytes: int) -> None:
-    """Delete copies that no process uses, the longest unused first, until the others take at most `budget_bytes`."""
-    locks = sorted(cache.glob("*.lock"), key=lambda path: path.stat().st_mtime)
-    sizes = {path: count_bytes(path.with_suffix("")) for path in locks}
-    for path in locks:
-        if sum(sizes.values()) <= budget_bytes:
-            return
-        with path.open("a") as lock, suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            sizes[path] = 0

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     from nonet.models.ranking.metrics import make_tie_order
     from nonet.samples.batches.prompt_rows import list_prompts
     from nonet.samples.sequences.sequences import TEST
-    from nonet.workers.roles.tokenizer import Tokeniser
+    from nonet.workers.roles.artifacts.tokenizer import Tokeniser
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

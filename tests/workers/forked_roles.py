@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 
 WAIT_S = 600
-IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.rollout", "nonet.workers.roles.tokenizer",
+IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.rollout", "nonet.workers.roles.artifacts.tokenizer",
             "nonet.workers.engines._fsdp2", "nonet.workers.roles.evaluation.evaluator",
             "nonet.workers.roles.learners.policy", "nonet.models.sid_decoder.decoder")  # fmt: skip
 
@@ -299,9 +299,9 @@ def _material(ask):
     from nonet.controller.scenario.table_options import compute_ttl_steps
     from nonet.controller.setup.run_files import make_data_setup
     from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
+    from nonet.workers.roles.artifacts.tokenizer import Tokeniser
     from nonet.workers.roles.click.tokenizer import ClickTokeniser
     from nonet.workers.roles.click.trainer import ClickTrainer
-    from nonet.workers.roles.tokenizer import Tokeniser
 
     scenario, beside = load_scenario(ask["scenario"], ask["changes"])
     clicks = scenario.model.use == "deepfm"

@@ -17,10 +17,10 @@ from nonet.models.generation.corpus import Corpus
 from nonet.plugins import load_heavy
 from nonet.workers.engines import MEASURED
 from nonet.workers.roles import RolloutRequest, UpdateRequest
+from nonet.workers.roles.artifacts import KnownRun
+from nonet.workers.roles.artifacts.tokenizer import Tokeniser
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.roles.settings import KnownRun
-from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
 from nonet.workers.runtime.worker import Place
 

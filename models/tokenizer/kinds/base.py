@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,6 +77,9 @@ class TokenizerSpec:
         check: (items, options, folder) -> None, or its dotted path; raises ConfigError or DataError before a run
             starts. Where tables are large, `items` has columns and no rows.
         resolve_paths: (options, folder) -> options with absolute paths, or its dotted path; `folder` is that of the scenario.
+        list_inputs: (options, folder) -> the local files that `encode` reads besides the items and events, or its dotted path.
+            Runs share ids that follow from the same content of these, the same options, seed and data. None, also as a
+            result, if that is not known, as of code that may change: every run computes its ids.
         adds_items: Whether new items get codes from the vectors of `options["vectors"]` and the codebooks of known
             items (`nonet items add`).
     """
@@ -85,6 +88,7 @@ class TokenizerSpec:
     options: type[StrictModel] = StrictModel
     check: str | Callable[[pa.Table, Options, Path], None] = _accept_items
     resolve_paths: str | Callable[[Options, Path], Options] = _keep_options
+    list_inputs: str | Callable[[Options, Path], Sequence[Path] | None] | None = None
     adds_items: bool = False
 
     @property

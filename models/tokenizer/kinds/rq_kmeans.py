@@ -43,5 +43,6 @@ SPEC = TokenizerSpec(
     RqKmeans,
     check="nonet.models.tokenizer.rq_kmeans:check_vectors",
     resolve_paths="nonet.models.tokenizer.rq_kmeans:resolve_paths",
+    list_inputs="nonet.models.tokenizer.rq_kmeans:list_inputs",
     adds_items=True,
 )

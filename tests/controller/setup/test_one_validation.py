@@ -189,7 +189,9 @@ def test_a_resumed_run_is_checked_without_its_tables(ring, document, tmp_path):
 
 def test_a_table_above_the_limit_is_read_in_part_only(ring, document, monkeypatch):
     monkeypatch.setattr(preflight, "_MAX_TABLE_BYTES", 1)
-    monkeypatch.setattr("nonet.workers.roles.DataSetup.build", lambda _: pytest.fail("the table was read"))
+    monkeypatch.setattr(
+        "nonet.workers.roles.artifacts.DataSetup.build", lambda _: pytest.fail("the table was read")
+    )
     document["stages"]["rl"]["rewards"]["diversity"] = {"column": "nope"}
     scenario = make_scenario(document, files=PluginFiles(str(ring)))
     check_scenario(scenario)

@@ -64,7 +64,7 @@ def test_what_cannot_run_is_refused_in_one_line(ring, change, error, said):
 def test_the_footers_of_the_items_tell_whether_a_baseline_fits_data_that_are_prepared_on_disk(
     ring, monkeypatch
 ):
-    monkeypatch.setattr("nonet.workers.roles.tokenizer._BLOCK_ROWS", 3)
+    monkeypatch.setattr("nonet.workers.roles.artifacts.data_setup._BLOCK_ROWS", 3)
     on_disk = ("data.prepare=disk", "evaluate.baselines=[ease, attribute_counter]")
     checked(ring, *on_disk)
     monkeypatch.setattr("nonet.models.baselines.kinds.ease.MAX_ITEMS", 5)

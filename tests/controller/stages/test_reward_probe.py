@@ -17,10 +17,10 @@ from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import list_reward_options, make_run_setup, make_stage_setups
 from nonet.controller.stages._loops import probe_rewards, try_rewards
 from nonet.deadlines import DEFAULTS
+from nonet.workers.roles.artifacts.tokenizer import Tokeniser
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.reward import RewardWorker
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
 from nonet.workers.runtime.worker import Place
 

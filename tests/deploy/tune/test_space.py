@@ -12,7 +12,7 @@ from nonet.controller.scenario import load_scenario
 from nonet.deploy.tune.space import MOST_CORNERS, SearchKey, SearchSpace, read_space
 from nonet.deploy.tune.subject import TunedScenario
 from nonet.errors import ConfigError
-from nonet.workers.roles import DataSetup
+from nonet.workers.roles.artifacts import DataSetup
 
 
 @pytest.fixture(scope="module")

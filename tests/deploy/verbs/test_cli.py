@@ -73,6 +73,8 @@ COMMANDS = {
     "store append": "--store --json",
     "store get": "--as-of --column --set",
     "store stats": "--column --set",
+    "cache list": "--folder --json",
+    "cache prune": "--unused-for --folder --json",
 }
 
 

@@ -26,7 +26,7 @@ from nonet.samples.sequences import (
 )
 from nonet.samples.sequences.labels import REPEAT_EVENTS
 from nonet.samples.tables import read_tables
-from nonet.workers.roles import DataSetup, make_sequences
+from nonet.workers.roles.artifacts import DataSetup, make_sequences
 
 SPLIT = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1}
 FIELDS = ("offsets", "item", "time", "event", "split", "user_key", "item_key", "train_lengths", "lengths")

@@ -29,7 +29,7 @@ from nonet.samples.sequences.labels import (
 from nonet.samples.sequences.user_file import UserFile
 from nonet.samples.tables import read_interactions
 from nonet.samples.tables.table_format import TableFormat
-from nonet.workers.roles.tokenizer import DataSetup, make_sequences, read_preparation_facts
+from nonet.workers.roles.artifacts import DataSetup, make_sequences, read_preparation_facts
 
 DAY = 86_400
 

@@ -10,7 +10,7 @@ import pytest
 from nonet.errors import DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences, read_sample
 from nonet.samples.tokenised import add_vector_fields, as_array, attach_vectors
-from nonet.workers.roles import DataSetup
+from nonet.workers.roles.artifacts import DataSetup
 
 ITEMS = pa.table({"item_id": [30, 10, 20], "title": ["c", "a", "b"]})
 VALUES = np.arange(6, dtype=np.float32).reshape(3, 2)

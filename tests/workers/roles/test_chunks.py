@@ -18,9 +18,9 @@ from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.samples.batches.chunks import split_by_size
 from nonet.workers.roles import RolloutRequest, UpdateRequest
+from nonet.workers.roles.artifacts.tokenizer import Tokeniser
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
 from nonet.workers.runtime.worker import Place
 

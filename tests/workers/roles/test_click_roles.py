@@ -13,12 +13,12 @@ from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
 from nonet.controller.setup.worker_setup import make_run_setup, make_stage_setups
 from nonet.samples.sequences.sequences import TEST, TRAIN, VALID, Sequences
+from nonet.workers.roles.artifacts import write_sequences
 from nonet.workers.roles.click.evaluator import ClickEvaluator
 from nonet.workers.roles.click.tokenizer import ClickTokeniser
 from nonet.workers.roles.click.trainer import ClickTrainer
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.evaluation import Evaluate
-from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.runtime.worker import Place
 
 OPTIONS = Evaluate(metrics=["auc", "log_loss"], width=10)

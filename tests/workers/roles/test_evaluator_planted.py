@@ -17,11 +17,11 @@ from nonet.models.ranking.metrics import rank_of_target_np
 from nonet.samples.batches.prompt_rows import gather_seen_items, list_prompts, locate_events
 from nonet.samples.sequences.sequences import RL, TEST, TRAIN, VALID
 from nonet.types import Jagged
+from nonet.workers.roles.artifacts import write_sequences
 from nonet.workers.roles.evaluation import evaluator as evaluators
 from nonet.workers.roles.evaluation.evaluator import Evaluator
 from nonet.workers.roles.evaluation.model_of_commit import ModelScores
 from nonet.workers.roles.evaluation.options import Evaluate
-from nonet.workers.roles.tokenizer import write_sequences
 from nonet.workers.validation import TargetNats, select_validation_events
 
 # Shapes: P prompts, I items, W beams.

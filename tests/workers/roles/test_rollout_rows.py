@@ -15,9 +15,9 @@ from nonet.embedding.reading.remote import RemoteReader
 from nonet.errors import StaleVersion
 from nonet.workers.roles import RolloutRequest, Weights
 from nonet.workers.roles import rollout as rollouts
+from nonet.workers.roles.artifacts.tokenizer import Tokeniser
 from nonet.workers.roles.embedding import EmbeddingShard
 from nonet.workers.roles.rollout import Rollout
-from nonet.workers.roles.tokenizer import Tokeniser
 from nonet.workers.roles.trainer import Trainer
 from nonet.workers.runtime.payload import slice_rows
 from nonet.workers.runtime.worker import Place

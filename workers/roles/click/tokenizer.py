@@ -12,7 +12,7 @@ from nonet.samples.batches.graphs import Graphs
 from nonet.samples.sequences import TRAIN, Sequences
 from nonet.samples.tables import list_names
 from nonet.storage import put
-from nonet.workers.roles import (
+from nonet.workers.roles.artifacts import (
     DataSetup,
     describe_data,
     make_sequences,
@@ -39,7 +39,8 @@ class ClickTokeniser(DistributeWorker):
         if self.rank != 0:
             return {}
         root = Path(run_folder) / "artifacts"
-        seq, items, artifact = make_sequences(data, root)
+        shared = data.open_cache(root)
+        seq, items, artifact = make_sequences(data, root, shared)
         new_artifact, new_counts = data.store_new_events(root, seq)
         artifacts = {"sequences": artifact, **new_artifact}
         facts = describe_data(seq, items, data)
@@ -57,7 +58,7 @@ class ClickTokeniser(DistributeWorker):
             facts["data"]["stored"] = data.stored.write(seq, {"sequences": artifact["path"]})
         facts["data"] |= read_preparation_facts(root)
         put(root)
-        return {"artifacts": artifacts, "tokenizer": {}, **facts}
+        return {"artifacts": artifacts, "tokenizer": {}, **facts, **shared.describe()}
 
 
 def _warn_of_separating_columns(seq: Sequences, data: DataSetup) -> str:

@@ -2,4 +2,4 @@
 
 from nonet.workers.roles.kinds.base import RoleKind
 
-SPEC = RoleKind("nonet.workers.roles:Tokeniser", order=4)
+SPEC = RoleKind("nonet.workers.roles.artifacts:Tokeniser", order=4)

@@ -19,13 +19,8 @@ from nonet.models.generation.corpus import Corpus
 from nonet.samples.preparation import BuildOptions, EventLog
 from nonet.samples.sequences import build_sequences
 from nonet.samples.sequences.sequences import TEST, TRAIN, Sequences
-from nonet.workers.roles.tokenizer import (
-    DataSetup,
-    Tokeniser,
-    describe_data,
-    make_sequences,
-    store_artifact,
-)
+from nonet.workers.roles.artifacts import DataSetup, make_sequences, store_artifact
+from nonet.workers.roles.artifacts.tokenizer import Tokeniser, describe_data
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +96,20 @@ def test_the_same_content_lands_in_the_same_folder_and_other_content_does_not(tm
 
 
 def leave_draft(root: Path, kind: str) -> None:
-    """Write an artifact as a process does that is killed before it is complete."""
+    """Leave a part of an artifact, as a process does that is killed before it is complete."""
+    draft = root / f"tmp-{kind}-0123abcd"
+    draft.mkdir()
+    (draft / "file").write_text("half")
 
+
+def test_what_an_error_has_left_of_an_artifact_is_deleted(tmp_path):
     def write(folder):
         (folder / "file").write_text("half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store_artifact(root, kind, write)
+        store_artifact(tmp_path, "kind", write)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_artifact_of_which_a_killed_process_has_left_a_part_is_written_anew(tmp_path):

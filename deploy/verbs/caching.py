@@ -1,0 +1,126 @@
+"""The commands `nonet cache list` and `nonet cache prune`."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nonet.deploy.verbs.questions import JsonOption
+from nonet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nonet.cache import CacheEntry
+
+cache = typer.Typer(
+    no_args_is_help=True, help="What this node keeps for later runs: prepared data, fetched models."
+)
+
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", help="The folder of data.cache; by default the cache of this node, $NONET_CACHE."
+    ),
+]
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+@cache.command("list")
+def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
+    """List the entries of the cache, those used longest ago first."""
+    from nonet.deploy.verbs.listing import format_table
+
+    rows = [_describe(entry) for entry in _list_entries(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        print(f"{_find_folder(folder)} has no entries")
+        return
+    now = time.time()
+    shown = [
+        {
+            "kind": row["kind"],
+            "content": row["content"],
+            "size": f"{row['bytes'] / 1e6:,.1f} MB",
+            "used": f"{_format_age(now - row['used'])} ago",
+            "key": row["key"][:8],
+        }
+        for row in rows
+    ]
+    print(format_table(shown))
+    print(f"{sum(row['bytes'] for row in rows) / 1e9:,.3f} GB in {_find_folder(folder)}")
+
+
+@cache.command()
+def prune(
+    unused_for: Annotated[
+        str, typer.Option(metavar="TIME", help="Only what was not used for so long, such as 30d.")
+    ] = "0s",
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete entries of the cache that no process uses. Runs keep the files that they have taken from it."""
+    from nonet.cache import open_kinds
+    from nonet.units import parse_seconds
+
+    try:
+        oldest = time.time() - parse_seconds(unused_for)
+    except ValueError as error:
+        raise ConfigError(f"--unused-for: {error}") from None
+    kinds = {entries.root.name: entries for entries in open_kinds(_find_folder(folder))}
+    old = [entry for entry in _list_entries(folder) if entry.used <= oldest]
+    deleted = [entry for entry in old if kinds[entry.kind].remove(entry.path.name)]
+    for entries in kinds.values():
+        entries.delete_drafts()
+    freed = sum(entry.size for entry in deleted)
+    if as_json:
+        print(json.dumps({"deleted": len(deleted), "bytes": freed, "in_use": len(old) - len(deleted)}))
+        return
+    in_use = f"; {len(old) - len(deleted)} in use" if len(deleted) < len(old) else ""
+    print(f"deleted: {len(deleted)} of {len(old)}, {freed / 1e9:,.3f} GB{in_use}")
+
+
+def _find_folder(folder: Path | None) -> Path:
+    """Return the folder of the cache."""
+    from nonet.cache import find_cache_root
+
+    return find_cache_root() if folder is None else folder
+
+
+def _list_entries(folder: Path | None) -> list[CacheEntry]:
+    """Return the entries of all kinds, those used longest ago first."""
+    from nonet.cache import open_kinds
+
+    entries = [entry for kind in open_kinds(_find_folder(folder)) for entry in kind.list_entries()]
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def _describe(entry: CacheEntry) -> dict[str, Any]:
+    """Return the columns of an entry."""
+    from nonet.workers.roles.artifacts import describe_entry
+
+    files = sorted(path.name for path in entry.path.rglob("*") if path.is_file())
+    content = f"{files[0]} and {len(files) - 1} more files" if len(files) > 1 else "".join(files)
+    if entry.kind == "artifacts":
+        content = "damaged"
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            content = describe_entry(entry.path)
+    return {
+        "kind": entry.kind,
+        "content": content,
+        "bytes": entry.size,
+        "used": entry.used,
+        "key": entry.path.name,
+    }
+
+
+def _format_age(seconds: float) -> str:
+    """Return a time in its largest unit."""
+    return next(
+        (f"{seconds / size:.0f} {unit}" for unit, size in _UNITS if seconds >= size), f"{seconds:.0f} s"
+    )

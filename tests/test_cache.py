@@ -1,0 +1,127 @@
+"""The cache of a node: entries are complete or absent, and make room unless a process reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from nonet import cache as module
+from nonet.cache import CachedFolders, open_kinds
+
+KEYS = [f"{number:032x}" for number in range(4)]
+
+
+@pytest.fixture
+def entries(tmp_path, monkeypatch):
+    monkeypatch.setenv("NONET_CACHE", str(tmp_path))
+    return CachedFolders(tmp_path / "artifacts")
+
+
+def add(entries: CachedFolders, key: str, used: float | None = None, content: bytes = b"x" * 1000):
+    folder = entries.add(key, len(content), lambda draft: (draft / "file").write_bytes(content) and None)
+    entries.pin(key)()
+    if used is not None:
+        os.utime(entries.root / f"{key}.lock", (used, used))
+    return folder
+
+
+def list_keys(entries: CachedFolders) -> list[str]:
+    return [entry.path.name for entry in entries.list_entries()]
+
+
+def test_entries_of_all_kinds_share_one_bound_and_the_longest_unused_goes_first(
+    entries, tmp_path, monkeypatch
+):
+    fetched = CachedFolders(tmp_path / "fetched")
+    add(entries, KEYS[0], used=200)
+    add(fetched, KEYS[1], used=100)
+    add(entries, KEYS[2], used=300)
+    monkeypatch.setenv("NONET_CACHE_BYTES", "3KB")
+    add(entries, KEYS[3])
+    assert (list_keys(entries), list_keys(fetched)) == ([KEYS[0], KEYS[2], KEYS[3]], [])
+
+
+def test_an_entry_that_is_read_stays(entries):
+    add(entries, KEYS[0])
+    with entries.read(KEYS[0]) as folder:
+        assert folder == entries.root / KEYS[0]
+        assert not entries.remove(KEYS[0])
+        entries.make_room(0)
+        assert list_keys(entries) == [KEYS[0]]
+    assert entries.remove(KEYS[0])
+    assert entries.remove(KEYS[0])  # which is gone
+    with entries.read(KEYS[0]) as folder:
+        assert folder is None
+
+
+def test_an_entry_that_two_processes_make_is_that_of_the_first(entries):
+    add(entries, KEYS[0], content=b"one")
+    with entries._hold_draft() as draft:
+        draft.mkdir()
+    folder = add(entries, KEYS[0], content=b"two")
+    assert (folder / "file").read_bytes() == b"one"
+
+    def write(draft):
+        add(entries, KEYS[1], content=b"faster")
+        (draft / "file").write_bytes(b"slower")
+
+    assert (entries.add(KEYS[1], 6, write) / "file").read_bytes() == b"faster"
+    assert not list(entries.root.glob(".draft-*"))
+
+
+def test_what_a_killed_process_was_making_or_deleting_goes_and_that_of_a_living_one_stays(entries):
+    add(entries, KEYS[0])
+    dead = entries.root / ".draft-dead"
+    dead.mkdir()
+    (dead / "file").write_text("half")
+    (entries.root / ".draft-dead.lock").write_text("")
+    with entries._hold_draft() as living:
+        living.mkdir()
+        entries.make_room(10**6)
+        assert living.is_dir()
+    assert {path.name for path in entries.root.iterdir()} == {KEYS[0], f"{KEYS[0]}.lock"}
+
+
+def test_a_process_that_dies_amid_a_deletion_leaves_no_half_of_an_entry(entries, monkeypatch):
+    add(entries, KEYS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            entries.remove(KEYS[0])
+    with entries.read(KEYS[0]) as folder:
+        assert folder is None
+
+
+def test_a_maker_shows_that_it_lives_and_the_next_one_can_make(entries, monkeypatch):
+    monkeypatch.setattr(module, "_ALIVE_POLL_S", 0.01)
+    file = entries.root / f"{KEYS[0]}.make"
+    with entries.make(KEYS[0]) as is_only:
+        assert is_only
+        os.utime(file, (1, 1))
+        until = time.monotonic() + 60
+        while file.stat().st_mtime == 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert file.stat().st_mtime > 1
+    assert not file.exists()
+    with entries.make(KEYS[0]) as is_only:
+        assert is_only
+
+
+def test_the_command_lists_and_prunes(entries, tmp_path, command):
+    add(entries, KEYS[0], used=time.time() - 40 * 86_400)
+    add(CachedFolders(tmp_path / "fetched"), KEYS[1])
+    code, out, _ = command("cache", "list")
+    assert code == 0
+    assert "artifacts  damaged  0.0 MB  40 d ago" in out
+    assert "fetched    file" in out
+    assert [row["bytes"] for row in json.loads(command("cache", "list", "--json")[1])] == [1000, 1000]
+    assert command("cache", "prune", "--unused-for", "30d")[1] == "deleted: 1 of 1, 0.000 GB\n"
+    with open_kinds(tmp_path)[0].read(KEYS[1]):
+        pruned = json.loads(command("cache", "prune", "--json")[1])
+    assert pruned == {"deleted": 0, "bytes": 0, "in_use": 1}
+    assert command("cache", "prune")[1] == "deleted: 1 of 1, 0.000 GB\n"
+    assert command("cache", "list")[1] == f"{tmp_path} has no entries\n"
+    assert "--unused-for" in command("cache", "prune", "--unused-for", "soon")[2]
