@@ -51,9 +51,7 @@ def _install(
 ) -> None:
     """Pretend that packages offer these classes of this file under this name in a group of entry points."""
     points = [EntryPoint(scheme, f"{__name__}:{name}", group) for name in classes]
-    monkeypatch.setattr(
-        contracts, "_read_entry_points", lambda group: EntryPoints(points).select(group=group)
-    )
+    monkeypatch.setattr(contracts, "_read_entry_points", lambda: EntryPoints(points))
 
 
 def test_a_store_of_an_installed_package_is_opened_and_created_by_its_scheme(monkeypatch: pytest.MonkeyPatch):

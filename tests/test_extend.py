@@ -91,9 +91,7 @@ def test_an_exporter_of_its_own_writes_a_version(finished, tmp_path):
 
 def test_a_verb_of_its_own_is_a_command(finished, monkeypatch):
     point = EntryPoint("sizes", f"{finished.folder.path.parent}/mine.py:sizes", "nonet.verbs")
-    monkeypatch.setattr(
-        "nonet.contracts._read_entry_points", lambda group: EntryPoints([point]).select(group=group)
-    )
+    monkeypatch.setattr("nonet.contracts._read_entry_points", lambda: EntryPoints([point]))
     done = CliRunner().invoke(app, ["sizes", str(finished.folder.path), "--json"])
     assert done.exit_code == 0, done.output
     assert all(size > 0 for size in json.loads(done.output).values())

@@ -92,15 +92,15 @@ def find_entry_point(name: str, group: str, title: str, shipped: Collection[str]
 
 
 def list_entry_points(group: str, name: str | None = None) -> EntryPoints:
-    """Return the entry points of a group, or only those with a name; the groups are read once per process."""
-    points = _read_entry_points(group)
+    """Return the entry points of a group, or only those with a name; all groups are read once per process."""
+    points = _read_entry_points().select(group=group)
     return points if name is None else points.select(name=name)
 
 
 @cache
-def _read_entry_points(group: str) -> EntryPoints:
-    """Read the entry points of a group from the metadata of installed packages."""
-    return entry_points(group=group)
+def _read_entry_points() -> EntryPoints:
+    """Read the entry points of all groups from the metadata of installed packages."""
+    return entry_points()
 
 
 def _find_class_problems(value: Any, base: type) -> list[str]:
