@@ -162,6 +162,14 @@ def change_entry(folder: Path, **fields: object) -> None:
     (folder / "entry.json").write_text(json.dumps({**entry, **fields}))
 
 
+def lead_out(folder: Path) -> None:
+    """Let an entry name a file that is outside of its files, and would be outside of the artifacts of a run."""
+    (folder / "outside").write_text("x")
+    files = json.loads((folder / "entry.json").read_text())["files"]
+    content = hashlib.sha256(b"x").hexdigest()
+    change_entry(folder, others=["../outside"], files={**files, "../outside": content})
+
+
 def find_file(folder: Path) -> Path:
     """Return the first file of the content of an entry, which no run shares."""
     file = min(path for path in (folder / "files").rglob("*") if path.is_file())
@@ -181,7 +189,7 @@ DAMAGES = {
     "a list": lambda folder: (folder / "entry.json").write_text("[]"),
     "deep": lambda folder: (folder / "entry.json").write_text("[" * 10**5),
     "no entry": lambda folder: (folder / "entry.json").unlink(),
-    "a name outside": lambda folder: change_entry(folder, others=["../cache"]),
+    "a name outside": lambda folder: lead_out(folder),
     "a number as names": lambda folder: change_entry(folder, others=3),
     "another kind": lambda folder: change_entry(folder, kind="other"),
     "no facts": lambda folder: change_entry(folder, facts=None),
