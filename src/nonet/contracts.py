@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast, TypeVar
 
 from nonet.errors import ConfigError
 from nonet.suggest import suggest_inline
@@ -100,7 +100,7 @@ def list_entry_points(group: str, name: str | None = None) -> EntryPoints:
 @cache
 def _read_entry_points() -> EntryPoints:
     """Read the entry points of all groups from the metadata of installed packages."""
-    return entry_points()
+    return cast("EntryPoints", entry_points())
 
 
 def _find_class_problems(value: Any, base: type) -> list[str]:

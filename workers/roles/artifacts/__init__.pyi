@@ -3,7 +3,7 @@ from .data_setup import BuiltData as BuiltData
 from .data_setup import DataSetup as DataSetup
 from .folders import PREPARING as PREPARING
 from .folders import store_artifact as store_artifact
-from .folders import write_sequences as write_sequences
+from .folders import write_sequences as write_sequences  # pyright: ignore[reportUnknownVariableType]  Arrow has no types
 from .folders import write_sids as write_sids
 from .known_run import KnownRun as KnownRun
 from .sequences import check_sequences as check_sequences
