@@ -15,7 +15,6 @@ import pytest
 from pyarrow import fs
 
 import nonet.addresses as addresses
-import nonet.cache as cache
 from nonet.addresses import fetch_folder
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.preflight import check_files
@@ -23,6 +22,7 @@ from nonet.errors import ConfigError
 from nonet.models.hf.spec import SPEC
 from nonet.models.tokenizer.sid_file import resolve_path
 from nonet.rl.rewards import load_reward
+from nonet.storage import node_cache
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def test_a_download_deletes_what_a_killed_one_of_the_same_files_has_copied(store
     put(store, "models/tiny/a")
     folder = tmp_path / "cache" / "fetched"
     with monkeypatch.context() as patch:
-        patch.setattr(cache.os, "rename", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
-        patch.setattr(cache.shutil, "rmtree", lambda *paths, **options: None)
-        patch.setattr(cache.Path, "unlink", lambda *paths, **options: None)
+        patch.setattr(node_cache.os, "rename", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(node_cache.shutil, "rmtree", lambda *paths, **options: None)
+        patch.setattr(node_cache.Path, "unlink", lambda *paths, **options: None)
         with pytest.raises(KeyboardInterrupt):
             fetch_folder("s3://models/tiny", "model.path")
     assert len(list(folder.glob(".draft-*"))) == 2

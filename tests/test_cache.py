@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from nonet import cache as module
-from nonet.cache import CachedFolders, open_kinds
+from nonet.storage import node_cache as module
+from nonet.storage.local_folders import USED_LOCK, FolderState, write_folder_state
+from nonet.storage.node_cache import CachedFolders, list_cache_entries, make_room
 
 KEYS = [f"{number:032x}" for number in range(4)]
 
@@ -44,12 +45,36 @@ def test_entries_of_all_kinds_share_one_bound_and_the_longest_unused_goes_first(
     assert (list_keys(entries), list_keys(fetched)) == ([KEYS[0], KEYS[2], KEYS[3]], [])
 
 
+def test_downloads_and_work_folders_of_stored_runs_share_the_bound(entries, tmp_path, monkeypatch):
+    add(entries, KEYS[0], used=300)
+    download = tmp_path / "objects" / "ab" / "abcd"
+    download.parent.mkdir(parents=True)
+    download.write_bytes(b"x" * 1000)
+    os.utime(download, (100, 100))
+    run = tmp_path / "place" / "run-1"
+    write_folder_state(run, FolderState("s3://feed/run-1"))
+    (run / "weights").write_bytes(b"x" * 1000)
+    (run / "serving").mkdir()
+    (run / "serving" / "posts").write_bytes(b"x" * 5000)
+    (run / USED_LOCK).touch()
+    os.utime(run / USED_LOCK, (200, 200))
+    assert [entry.kind for entry in list_cache_entries()] == ["downloads", "runs", "artifacts"]
+    monkeypatch.setenv("NONET_CACHE_BYTES", "2500B")
+    make_room()
+    assert (download.exists(), (run / "weights").exists(), len(list_keys(entries))) == (False, True, 1)
+    make_room(run, limit=0)
+    assert ((run / "weights").exists(), list_keys(entries)) == (True, [])
+    make_room(limit=0)
+    assert {path.name for path in run.iterdir()} == {".storage.json", "serving", USED_LOCK}
+    assert (run / "serving" / "posts").is_file()
+
+
 def test_an_entry_that_is_read_stays(entries):
     add(entries, KEYS[0])
     with entries.read(KEYS[0]) as folder:
         assert folder == entries.root / KEYS[0]
         assert not entries.remove(KEYS[0])
-        entries.make_room(0)
+        make_room(limit=0)
         assert list_keys(entries) == [KEYS[0]]
     assert entries.remove(KEYS[0])
     assert entries.remove(KEYS[0])  # which is gone
@@ -80,7 +105,7 @@ def test_what_a_killed_process_was_making_or_deleting_goes_and_that_of_a_living_
     (entries.root / ".draft-dead.lock").write_text("")
     with entries._hold_draft() as living:
         living.mkdir()
-        entries.make_room(10**6)
+        make_room(limit=10**6)
         assert living.is_dir()
     assert {path.name for path in entries.root.iterdir()} == {KEYS[0], f"{KEYS[0]}.lock"}
 
@@ -119,7 +144,7 @@ def test_the_command_lists_and_prunes(entries, tmp_path, command):
     assert "fetched    file" in out
     assert [row["bytes"] for row in json.loads(command("cache", "list", "--json")[1])] == [1000, 1000]
     assert command("cache", "prune", "--unused-for", "30d")[1] == "deleted: 1 of 1, 0.000 GB\n"
-    with open_kinds(tmp_path)[0].read(KEYS[1]):
+    with CachedFolders(tmp_path / "fetched").read(KEYS[1]):
         pruned = json.loads(command("cache", "prune", "--json")[1])
     assert pruned == {"deleted": 0, "bytes": 0, "in_use": 1}
     assert command("cache", "prune")[1] == "deleted: 1 of 1, 0.000 GB\n"

@@ -31,15 +31,23 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 @cache.command("list")
 def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """List the entries of the cache, those used longest ago first."""
+    """List the entries of the cache, those used longest ago first; downloads of stored runs are one entry."""
+    from nonet.cache import find_cache_root
     from nonet.deploy.verbs.listing import format_table
+    from nonet.storage import list_cache_entries
 
-    rows = [_describe(entry) for entry in _list_entries(folder)]
+    entries = list_cache_entries(folder)
+    rows = [_describe(entry) for entry in entries if entry.kind != "downloads"]
+    if downloads := [entry for entry in entries if entry.kind == "downloads"]:
+        total, newest = sum(entry.size for entry in downloads), max(entry.used for entry in downloads)
+        content = f"{len(downloads)} files of stored runs"
+        rows.append({"kind": "downloads", "content": content, "bytes": total, "used": newest, "key": ""})
     if as_json:
         print(json.dumps(rows, indent=1))
         return
+    place = folder or find_cache_root()
     if not rows:
-        print(f"{_find_folder(folder)} has no entries")
+        print(f"{place} has no entries")
         return
     now = time.time()
     shown = [
@@ -53,7 +61,7 @@ def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
         for row in rows
     ]
     print(format_table(shown))
-    print(f"{sum(row['bytes'] for row in rows) / 1e9:,.3f} GB in {_find_folder(folder)}")
+    print(f"{sum(row['bytes'] for row in rows) / 1e9:,.3f} GB in {place}")
 
 
 @cache.command()
@@ -65,18 +73,15 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Delete entries of the cache that no process uses. Runs keep the files that they have taken from it."""
-    from nonet.cache import open_kinds
+    from nonet.storage import list_cache_entries
     from nonet.units import parse_seconds
 
     try:
         oldest = time.time() - parse_seconds(unused_for)
     except ValueError as error:
         raise ConfigError(f"--unused-for: {error}") from None
-    kinds = {entries.root.name: entries for entries in open_kinds(_find_folder(folder))}
-    old = [entry for entry in _list_entries(folder) if entry.used <= oldest]
-    deleted = [entry for entry in old if kinds[entry.kind].remove(entry.path.name)]
-    for entries in kinds.values():
-        entries.delete_drafts()
+    old = [entry for entry in list_cache_entries(folder) if entry.used <= oldest]
+    deleted = [entry for entry in old if entry.delete()]
     freed = sum(entry.size for entry in deleted)
     if as_json:
         print(json.dumps({"deleted": len(deleted), "bytes": freed, "in_use": len(old) - len(deleted)}))
@@ -85,27 +90,14 @@ def prune(
     print(f"deleted: {len(deleted)} of {len(old)}, {freed / 1e9:,.3f} GB{in_use}")
 
 
-def _find_folder(folder: Path | None) -> Path:
-    """Return the folder of the cache."""
-    from nonet.cache import find_cache_root
-
-    return find_cache_root() if folder is None else folder
-
-
-def _list_entries(folder: Path | None) -> list[CacheEntry]:
-    """Return the entries of all kinds, those used longest ago first."""
-    from nonet.cache import open_kinds
-
-    entries = [entry for kind in open_kinds(_find_folder(folder)) for entry in kind.list_entries()]
-    return sorted(entries, key=lambda entry: entry.used)
-
-
 def _describe(entry: CacheEntry) -> dict[str, Any]:
     """Return the columns of an entry."""
     from nonet.workers.roles.artifacts import describe_entry
 
     files = sorted(path.name for path in entry.path.rglob("*") if path.is_file())
     content = f"{files[0]} and {len(files) - 1} more files" if len(files) > 1 else "".join(files)
+    if entry.kind == "runs":
+        content = f"run {entry.path.name}, which is in storage"
     if entry.kind == "artifacts":
         content = "damaged"
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):

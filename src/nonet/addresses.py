@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from nonet.cache import CachedFolders, find_cache_root, read_cache_bytes
+from nonet.cache import find_cache_root, read_cache_bytes
 from nonet.errors import ConfigError, StorageError
-from nonet.storage import fetch_stored, is_storage_address
+from nonet.storage import CachedFolders, fetch_stored, is_storage_address
 
 _PAUSES_S = (0.2, 1.0)  # before the second and third attempt to read
 _CHUNK_BYTES = 16 << 20

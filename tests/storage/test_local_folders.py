@@ -16,9 +16,9 @@ from nonet.storage.local_folders import (
     FolderState,
     find_work_folders,
     lock_used,
-    make_room,
     write_folder_state,
 )
+from nonet.storage.node_cache import make_room
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ import pytest
 from nonet.errors import ConfigError, StorageConflict, StorageError
 from nonet.storage import FileEntry, MountedRun, RunCopy, RunView, RunWriter
 from nonet.storage.local_copy import is_content, is_large
-from nonet.storage.local_folders import SERVING, make_local_folder, make_room
+from nonet.storage.local_folders import SERVING, make_local_folder
+from nonet.storage.node_cache import make_room
 from nonet.storage.run_tree import HEAD, OBJECTS, TREES, RunHead, RunTree
 from tests.storage.scheduler import Actor, ActorStorage, ModelRLock, Schedule, pause, pause_at_files
 

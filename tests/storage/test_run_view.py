@@ -9,8 +9,8 @@ import pytest
 
 from nonet.errors import StorageError
 from nonet.storage import RunCopy, RunWriter
-from nonet.storage.local_folders import make_room, read_folder_state
-from nonet.storage.run_view import ObjectCache
+from nonet.storage.local_folders import read_folder_state
+from nonet.storage.node_cache import make_room
 from tests.storage.memory_storage import MemoryStorage
 from tests.storage.run_steps import CopyMaker, ViewMaker, list_objects, save_checkpoint, write
 
@@ -118,7 +118,7 @@ def test_what_one_process_of_a_node_downloaded_another_one_does_not_until_it_mad
     )
     os.utime(old, (1, 1))
     monkeypatch.setenv("NONET_CACHE_BYTES", "1500B")
-    ObjectCache(cache).make_room()
+    make_room(root=tmp_path / "b")
     assert (old.exists(), new.exists()) == (False, True)
     assert (first.path / "results/old.json").read_text() == "0" * 1000, "a view keeps what it has"
     assert (make_view("b", "p3").path / "results/old.json").read_text() == "0" * 1000

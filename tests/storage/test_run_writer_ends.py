@@ -10,7 +10,7 @@ import pytest
 
 from nonet.errors import StorageError
 from nonet.storage import RunWriter
-from nonet.storage.local_folders import make_room
+from nonet.storage.node_cache import make_room
 from tests.storage.memory_storage import MemoryStorage
 from tests.storage.run_steps import CopyMaker, ViewMaker, list_objects, remove, save_checkpoint, write
 

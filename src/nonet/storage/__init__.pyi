@@ -28,6 +28,8 @@ from .mounts import register_work_folder as register_work_folder
 from .mounts import remove as remove
 from .mounts import send_command as send_command
 from .mounts import upload_written as upload_written
+from .node_cache import CachedFolders as CachedFolders
+from .node_cache import list_cache_entries as list_cache_entries
 from .objects import OPENING_TIMEOUT_S as OPENING_TIMEOUT_S
 from .objects import ObjectStorage as ObjectStorage
 from .objects import Storage as Storage

@@ -19,17 +19,18 @@ import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from nonet.atomic import read_json, write_whole
-from nonet.cache import count_bytes, find_cache_root, read_cache_bytes
+from nonet.cache import CacheEntry, count_bytes, find_cache_root
 from nonet.storage.locks import FILE_LOCKS, Locks
 
 STATE_FILE = ".storage.json"
 USED_LOCK = ".used"  # locked, shared, by every process that has the folder open
 SERVING = "serving"
 _VIEWS, _KNOWN = "views", "known"
-_RESERVED = (_VIEWS, _KNOWN, "objects", "fetched", "prepared")  # names in the cache that are no places
+_RESERVED = (_VIEWS, _KNOWN, "objects", "fetched", "artifacts")  # names in the cache that are no places
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,30 +142,21 @@ def lock_used(folder: Path, locks: Locks = FILE_LOCKS) -> Callable[[], None]:
             continue
 
 
-def make_room(
-    kept_folder: Path, locks: Locks = FILE_LOCKS, *, root: Path | None = None, limit: int | None = None
-) -> None:
-    """Delete work folders that no process uses, those used longest ago first, until all fit into the cache.
+def list_work_folders(root: Path, locks: Locks = FILE_LOCKS) -> list[CacheEntry]:
+    """Return what the work folders below the folder of a cache hold that can be downloaded again.
 
     What exists on this node only stays: `serving`, and the files of a writer that ended before all were stored.
-
-    Args:
-        kept_folder: The folder that is about to be used.
-        locks: How files are locked.
-        root: The folder of the cache, by default that of this node.
-        limit: The bytes that all work folders may take together, by default $NONET_CACHE_BYTES.
     """
-    limit = read_cache_bytes() if limit is None else limit
-    sizes = {
-        folder: count_bytes(folder) - count_bytes(folder / SERVING) for folder in find_work_folders(root)
-    }
-    total = sum(sizes.values())
-    unused = [folder for folder in sizes if folder != kept_folder]
-    for folder in sorted(unused, key=_get_used_time):
-        if total <= limit:
-            return
-        if _delete_unused(folder, locks):
-            total -= sizes[folder]
+    return [
+        CacheEntry(
+            "runs",
+            folder,
+            count_bytes(folder) - count_bytes(folder / SERVING),
+            _get_used_time(folder),
+            partial(_delete_unused, folder, locks),
+        )
+        for folder in find_work_folders(root)
+    ]
 
 
 def _get_used_time(folder: Path) -> float:

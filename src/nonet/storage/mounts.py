@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from nonet.atomic import write_whole
-from nonet.cache import find_cache_root
 from nonet.errors import ConfigError, StorageError
 from nonet.storage.local_copy import MountedRun, RunCopy, StoredRun
 from nonet.storage.local_folders import (
@@ -29,9 +28,9 @@ from nonet.storage.local_folders import (
     delete_view,
     make_known_folder,
     make_local_folder,
-    make_room,
     make_view_folder,
 )
+from nonet.storage.node_cache import make_room
 from nonet.storage.objects import (
     OPENING_TIMEOUT_S,
     RETRY_TIMEOUT_S,
@@ -41,7 +40,7 @@ from nonet.storage.objects import (
     read_clock,
 )
 from nonet.storage.run_tree import COMMANDS, HEAD, RunHead
-from nonet.storage.run_view import KnownRun, ObjectCache, RunView
+from nonet.storage.run_view import KnownRun, RunView
 
 _SHOWN_RUNS = 8  # number of runs that an error lists
 _MAX_DEPTH = 4  # of the folders of a run
@@ -93,7 +92,7 @@ def mount_view(address: str, retry_timeout_s: float = RETRY_TIMEOUT_S) -> Stored
                 f"there is no run at {address}; the runs in {place}: {', '.join(names) or 'none'}"
             )
         delete_unused_views()
-        ObjectCache(find_cache_root() / "objects").make_room()
+        make_room()
         run = _register_view(MountedRun(address, str(make_view_folder(address.rpartition("/")[2]))))
     run.fetch(run.path)
     return run

@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nonet.atomic import replace_file, write_whole
-from nonet.cache import find_cache_root, read_cache_bytes
+from nonet.cache import CacheEntry, find_cache_root
 from nonet.errors import StorageError
 from nonet.storage.local_copy import MountedRun, StoredRun, is_content, is_large
 from nonet.storage.local_folders import (
@@ -40,7 +43,7 @@ _MAX_INSTALLS = 3  # attempts to take files out of the cache while another proce
 class ObjectCache:
     """Contents of files by their SHA-256, for all processes of a node.
 
-    A content is complete and never changes. Those used longest ago are deleted when all take more than the cache's limit.
+    A content is complete and never changes. Those used longest ago make room in the cache of the node.
 
     Args:
         root: The folder of the contents.
@@ -83,15 +86,23 @@ class ObjectCache:
                 raise StorageError(f"{subject} is damaged in the storage")
         return file
 
-    def make_room(self) -> None:
-        """Delete the contents used longest ago until the others fit into the cache; views keep what they have."""
-        files = [(file.stat(), file) for file in self._root.glob("*/*") if file.is_file()]
-        total = sum(stat.st_size for stat, _ in files)
-        for stat, file in sorted(files, key=lambda item: item[0].st_atime):
-            if total <= read_cache_bytes():
-                return
-            file.unlink(missing_ok=True)
-            total -= stat.st_size
+    def list_entries(self) -> list[CacheEntry]:
+        """Return the contents; views keep those that are deleted."""
+        entries = []
+        for file in self._root.glob("*/*"):
+            with suppress(FileNotFoundError):
+                status = file.stat()
+                if stat.S_ISREG(status.st_mode):
+                    entries.append(
+                        CacheEntry("downloads", file, status.st_size, status.st_atime, partial(_delete, file))
+                    )
+        return entries
+
+
+def _delete(file: Path) -> bool:
+    """Delete a file, and return whether it is gone."""
+    file.unlink(missing_ok=True)
+    return True
 
 
 class RunView(StoredRun):

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from nonet.atomic import write_whole
-from nonet.cache import CachedFolders, read_cache_bytes
+from nonet.cache import read_cache_bytes
 from nonet.errors import NonetError
+from nonet.storage import CachedFolders
 from nonet.suggest import make_printable
 from nonet.workers.roles.artifacts.folders import PREPARING, hash_file, make_draft
 

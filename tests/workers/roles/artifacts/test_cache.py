@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,9 @@ import pytest
 from ring_world import Ring
 from tests_ring import make_ring
 
-from nonet import cache as cache_module
 from nonet.controller.scenario.scenario import load_scenario
 from nonet.controller.setup.run_files import make_data_setup
+from nonet.storage import node_cache
 from nonet.workers.roles.artifacts import DataSetup, cache, tokenizer
 from nonet.workers.roles.artifacts.cache import NUMBERS, ArtifactCache, MadeArtifacts
 from nonet.workers.roles.artifacts.folders import PREPARING, store_artifact
@@ -243,9 +244,17 @@ def write_one(root: Path) -> MadeArtifacts:
     return MadeArtifacts((artifact,), {"fact": 1})
 
 
+def wait_for(condition) -> None:
+    """Wait until a condition holds, for at most a minute."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def test_one_of_two_runs_makes_an_artifact_and_the_other_waits_and_shows_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "_POLL_S", 0.01)
-    made, may_end, shown = [], threading.Event(), threading.Event()
+    monkeypatch.setattr(node_cache, "_POLL_S", 0.01)
+    made, may_end = [], threading.Event()
 
     def make(name: str) -> MadeArtifacts:
         made.append(name)
@@ -267,12 +276,10 @@ def test_one_of_two_runs_makes_an_artifact_and_the_other_waits_and_shows_it(tmp_
         return thread
 
     one = start("one")
-    while not made:
-        shown.wait(0.01)
+    wait_for(lambda: bool(made))
     two = start("two")
     progress = tmp_path / "two" / "artifacts" / PREPARING
-    while not progress.is_file():
-        shown.wait(0.01)
+    wait_for(progress.is_file)
     assert "another run prepares the same data" in json.loads(progress.read_text())["text"]
     may_end.set()
     one.join(60)
@@ -285,16 +292,17 @@ def test_one_of_two_runs_makes_an_artifact_and_the_other_waits_and_shows_it(tmp_
     assert sorted(path.name.partition("-")[0] for path in progress.parent.iterdir()) == ["sids"]
 
 
+@pytest.mark.timeout(60)
 def test_a_maker_that_is_suspended_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "_MAKER_PATIENCE_S", 0.05)
-    monkeypatch.setattr(cache_module, "_POLL_S", 0.01)
+    monkeypatch.setattr(node_cache, "_MAKER_PATIENCE_S", 0.05)
+    monkeypatch.setattr(node_cache, "_POLL_S", 0.01)
     root = tmp_path / "run" / "artifacts"
     root.mkdir(parents=True)
     shared = ArtifactCache(tmp_path / "cache", root)
     key = cache.make_key("sids", {"a": 1})
     lock = tmp_path / "cache" / "artifacts" / f"{key}.make"
     lock.parent.mkdir(parents=True)
-    with cache_module.FILE_LOCKS.hold(lock):
+    with node_cache.FILE_LOCKS.hold(lock):
         made = shared.get_or_make("sids", lambda: {"a": 1}, lambda: write_one(root))
     assert Path(made.artifacts[0]["path"]).is_dir()
 
