@@ -40,6 +40,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # A worker of Ray takes seconds of computing for its imports, and the tests start more than a thousand.
 importlib.import_module("forked_workers").install()
+# Nonet compiles its core in each of the caches that tests give to its processes.
+importlib.import_module("cached_compiler").install(Path(os.environ["XDG_CONFIG_HOME"]) / "bin")
 
 # Folders whose files take longest, because their tests start processes or run Triton's interpreter. They come first, so that
 # at the end of a session no process of xdist is left alone with one of them.

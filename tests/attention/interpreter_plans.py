@@ -1,10 +1,11 @@
 """Check plans made by the device's kernels, the soft cap's tanh and the GPU bench's checks in Triton's interpreter.
 
-test_forward.py runs this file in a process of its own, as it does interpreter_kernels.py.
+kernels/test_forward_pass.py runs this file in a process of its own, as it does interpreter_kernels.py.
 """
 
 import os
 
+import patched_once
 import pytest
 import torch
 import triton
@@ -18,6 +19,7 @@ from nonet.bench.attention import masks
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
+patched_once.install()
 
 
 def _real(side):
