@@ -8,8 +8,8 @@ the dense reference makes in the same dtype (flash attention's own rule).
 import dataclasses
 import os
 
-import patched_once
 import pytest
+import quick_interpreter
 import torch
 
 from nonet.attention.calls.bias import RelativeBias
@@ -24,7 +24,7 @@ from nonet.errors import ConfigError
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-patched_once.install()
+quick_interpreter.install()
 FORWARD, GRADIENT = 2e-6, 1e-5
 LENGTHS = [70, 1, 0, 33]
 FEATURES = {

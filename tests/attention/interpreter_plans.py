@@ -5,8 +5,8 @@ kernels/test_forward_pass.py runs this file in a process of its own, as it does 
 
 import os
 
-import patched_once
 import pytest
+import quick_interpreter
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ from nonet.bench.attention import masks
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
-patched_once.install()
+quick_interpreter.install()
 
 
 def _real(side):
