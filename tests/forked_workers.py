@@ -11,6 +11,7 @@ environment of its own (another interpreter, a container, other sources of Nonet
 from __future__ import annotations
 
 import array
+import gc
 import importlib.abc
 import importlib.machinery
 import json
@@ -142,6 +143,7 @@ def _serve(path: str) -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     assert "ray" not in sys.modules
+    gc.freeze()  # otherwise each worker copies what it has imported, when its garbage is first collected
     read_end, write_end = os.pipe()
     for end in (read_end, write_end):
         os.set_blocking(end, False)
