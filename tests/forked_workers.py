@@ -29,7 +29,7 @@ _CONTEXT = "--serialized-runtime-env-context="
 _IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.tokenizer", "nonet.workers.engines._fsdp2",
              "nonet.workers.roles.evaluation.evaluator", "nonet.workers.roles.learners.policy",
              "nonet.models.sid_decoder.decoder", "google.protobuf", "yaml", "asyncio", "jsonschema", "packaging.version",
-             "torch.distributed.device_mesh")  # fmt: skip
+             "torch.distributed.device_mesh", "nonet.controller.plan.resolved", "torch.utils.tensorboard")  # fmt: skip
 _START_S = 60.0
 
 
