@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -40,6 +41,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # A worker of Ray takes seconds of computing for its imports, and the tests start more than a thousand.
 importlib.import_module("forked_workers").install()
+# Nonet compiles its core in each of the caches that tests give to its processes.
+importlib.import_module("cached_compiler").install(Path(os.environ["XDG_CONFIG_HOME"]) / "bin")
 
 # Folders whose files take longest, because their tests start processes or run Triton's interpreter. They come first, so that
 # at the end of a session no process of xdist is left alone with one of them.
@@ -55,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _LONG.index(folder) if folder in _LONG else len(_LONG)
 
     items.sort(key=get_rank)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported so far: a million objects, which no test releases."""
+    gc.collect()
+    gc.freeze()
 
 
 def start_local_ray():

@@ -11,6 +11,7 @@ environment of its own (another interpreter, a container, other sources of Nonet
 from __future__ import annotations
 
 import array
+import gc
 import importlib.abc
 import importlib.machinery
 import json
@@ -19,15 +20,16 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_SOCKET, _REAL_SETUP = "NONET_TEST_FORKS", "NONET_TEST_REAL_SETUP"
+_SOCKET, _REAL_SETUP, _SOURCES = "NONET_TEST_FORKS", "NONET_TEST_REAL_SETUP", "NONET_TEST_SOURCES"
 _CONTEXT = "--serialized-runtime-env-context="
 _IMPORTED = ("nonet.workers.roles.trainer", "nonet.workers.roles.artifacts.tokenizer", "nonet.workers.engines._fsdp2",
              "nonet.workers.roles.evaluation.evaluator", "nonet.workers.roles.learners.policy",
              "nonet.models.sid_decoder.decoder", "google.protobuf", "yaml", "asyncio", "jsonschema", "packaging.version",
-             "torch.distributed.device_mesh")  # fmt: skip
+             "torch.distributed.device_mesh", "nonet.controller.plan.resolved", "torch.utils.tensorboard")  # fmt: skip
 _START_S = 60.0
 
 
@@ -86,9 +88,20 @@ def _start_server(real_setup: Path) -> None:
     )
     _servers.append(server)
     os.environ[_SOCKET], os.environ[_REAL_SETUP] = path, str(real_setup)
+    os.environ[_SOURCES] = os.pathsep.join(_list_sources(os.environ))
     until = time.monotonic() + _START_S
     while not os.path.exists(path) and server.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
+
+
+def _list_sources(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH that have packages which the server has imported."""
+    folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return [
+        folder
+        for folder in folders
+        if any((Path(folder) / name).exists() for name in ("nonet", "torch", "ray"))
+    ]
 
 
 def _ask() -> None:
@@ -96,15 +109,12 @@ def _ask() -> None:
     context = next((argument for argument in sys.argv if argument.startswith(_CONTEXT)), _CONTEXT + "{}")
     wanted = json.loads(context.removeprefix(_CONTEXT) or "{}")
     environment = os.environ | (wanted.get("env_vars") or {})
-    folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     is_plain = (
         wanted.get("py_executable", sys.executable) == sys.executable
         and not wanted.get("command_prefix")
         and not wanted.get("override_worker_entrypoint")
         and "LD_PRELOAD" not in environment
-        and not any(
-            (Path(folder) / name).exists() for folder in folders for name in ("nonet", "torch", "ray")
-        )
+        and os.pathsep.join(_list_sources(environment)) == os.environ[_SOURCES]
     )
     argv = [argument for argument in sys.argv[1:] if not argument.startswith(("--language=", _CONTEXT))]
     if is_plain and _request(environment, argv):
@@ -133,6 +143,7 @@ def _serve(path: str) -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     assert "ray" not in sys.modules
+    gc.freeze()  # otherwise each worker copies what it has imported, when its garbage is first collected
     read_end, write_end = os.pipe()
     for end in (read_end, write_end):
         os.set_blocking(end, False)

@@ -9,6 +9,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -205,11 +206,24 @@ def list_files(folder: str) -> list[Path]:
     return sorted(f for f in found if "__pycache__" not in f.parts)
 
 
-def iterate_functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, ast.AST]]:
-    for parent in ast.walk(tree):
-        for node in ast.iter_child_nodes(parent):
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def read_definitions(path: Path) -> tuple[list[tuple[Function, ast.AST]], list[ast.ClassDef]]:
+    """Return the functions of a file, each with the statement or module around it, and the classes of its top level."""
+    tree = ast.parse(path.read_text())
+    return list(iterate_functions(tree)), [node for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def iterate_functions(parent: ast.AST) -> Iterator[tuple[Function, ast.AST]]:
+    """Yield functions and their parents; only statements have functions in them, so expressions are left out."""
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        children = getattr(parent, field, ())
+        for node in children if isinstance(children, list) else ():  # `a if b else c` has a body too
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node, parent
+            yield from iterate_functions(node)
 
 
 def is_well_named(function: ast.FunctionDef | ast.AsyncFunctionDef, parent: ast.AST) -> bool:
@@ -240,7 +254,7 @@ def find_bad_names(folder: str) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
         for path in list_files(folder)
-        for node, parent in iterate_functions(ast.parse(path.read_text()))
+        for node, parent in read_definitions(path)[0]
         if not is_well_named(node, parent) and node.name not in GIVEN.get(str(path.relative_to(ROOT)), ())
     ]
 
@@ -250,7 +264,7 @@ def find_unexplained(folder: str) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} has no docstring"
         for path in list_files(folder)
-        for node, parent in iterate_functions(ast.parse(path.read_text()))
+        for node, parent in read_definitions(path)[0]
         if node.name.startswith("_")
         and not node.name.startswith("__")
         and not isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -263,7 +277,7 @@ def find_incomplete_args(folder: str) -> list[str]:
     """Docstrings with an `Args:` section that leaves out a parameter."""
     found = []
     for path in list_files(folder):
-        for node, _ in iterate_functions(ast.parse(path.read_text())):
+        for node, _ in read_definitions(path)[0]:
             text = ast.get_docstring(node) or ""
             arguments = node.args
             names = [
@@ -288,9 +302,8 @@ def find_repeated_classes() -> dict[str, list[str]]:
     places = defaultdict(list)
     for folder in FOLDERS:
         for path in list_files(folder):
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef):
-                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+            for node in read_definitions(path)[1]:
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     return {name: found for name, found in places.items() if len(found) > 1}
 
 

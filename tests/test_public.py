@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -243,9 +244,16 @@ def test_lower_layers_import_no_ray_but_for_the_engine_on_ray_data_and_rewards_t
     assert importing == {"samples/streams/ray_engine.py", "rl/rewards/actor.py"}
 
 
+@cache
+def _list_nodes(file: Path) -> list[ast.AST]:
+    """Return the nodes of a file that the tests below look at."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute, ast.keyword, ast.Constant)
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
+
+
 def _list_unpickling(file):
     """Yield what a file names that unpickles: modules, `torch.load`, `allow_pickle`, and collectives of objects."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in _list_nodes(file):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
             yield from {name.partition(".")[0] for name in names} & {
@@ -285,9 +293,7 @@ def test_nothing_is_unpickled_but_what_comes_through_ray():
 def test_only_the_device_module_names_vendors():
     for layer in ("embedding", "samples", "models", "rl", "workers"):
         for file in (ROOT / layer).rglob("*.py"):
-            names = {
-                node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)
-            }
+            names = {node.value for node in _list_nodes(file) if isinstance(node, ast.Constant)}
             assert file.name == "vendors.py" or not names & {"cuda", "npu", "nccl", "hccl"}, file
 
 
@@ -339,10 +345,11 @@ def _counts(entry: Path) -> bool:
     )
 
 
+@cache
 def _imports(file: Path) -> set[tuple[str, tuple[str, ...]]]:
     """Modules of the package that a file imports, with the names it takes out of them."""
     imports = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in _list_nodes(file):
         if isinstance(node, ast.ImportFrom) and node.module:
             module = f"nonet.{node.module}" if node.level else node.module
             imports.add((module, tuple(alias.name for alias in node.names)))

@@ -58,7 +58,8 @@ def build(
         compiled = _compile_architecture(title, options["backend"], architecture, module, *described)
         return KerasRanker(compiled, *_copy_values(compiled), _name_in_run(options["path"]))
     keras.utils.set_random_seed(seed % (1 << 31))
-    keras.backend.clear_session()  # Names of layers, and so of weights, do not depend on what was built before.
+    # Names of layers, and so of weights, do not depend on what was built before. A collection of all garbage takes half a second.
+    keras.backend.clear_session(free_memory=False)
     model = _run_keras_code(title, load_reference(options["path"], HERE, title), dict(shapes))
     check_structure(title, keras, model, shapes, 1 + len(tasks))
     check_training(title, keras, model, tasks, from_logits)
@@ -118,7 +119,7 @@ def _compile_architecture(
     if other files have registered layers of their names since; "" for none.
     """
     keras, backend = load_keras(backend_name, torch.get_num_threads())
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     hint = (
         f"{title}: the stored model cannot be made; layers of your own are in a file beside the run's scenario, with "
         "@keras.saving.register_keras_serializable() and get_config"

@@ -1,7 +1,7 @@
 """Compare the kernels in Triton's interpreter with the float64 reference.
 
-test_forward.py runs this file in a process of its own, because TRITON_INTERPRET must be in the environment before Triton
-is imported. Bars: float32 within 2e-6 forward and 1e-5 in gradients; bfloat16 and float16 at most twice the error that
+kernels/test_forward_pass.py runs this file in a process of its own, because TRITON_INTERPRET must be in the environment before
+Triton is imported. Bars: float32 within 2e-6 forward and 1e-5 in gradients; bfloat16 and float16 at most twice the error that
 the dense reference makes in the same dtype (flash attention's own rule).
 """
 
@@ -9,6 +9,7 @@ import dataclasses
 import os
 
 import pytest
+import quick_interpreter
 import torch
 
 from nonet.attention.calls.bias import RelativeBias
@@ -23,6 +24,7 @@ from nonet.errors import ConfigError
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
+quick_interpreter.install()
 FORWARD, GRADIENT = 2e-6, 1e-5
 LENGTHS = [70, 1, 0, 33]
 FEATURES = {

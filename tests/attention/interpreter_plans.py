@@ -1,11 +1,12 @@
 """Check plans made by the device's kernels, the soft cap's tanh and the GPU bench's checks in Triton's interpreter.
 
-test_forward.py runs this file in a process of its own, as it does interpreter_kernels.py.
+kernels/test_forward_pass.py runs this file in a process of its own, as it does interpreter_kernels.py.
 """
 
 import os
 
 import pytest
+import quick_interpreter
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +19,7 @@ from nonet.bench.attention import masks
 from nonet.random import rng
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
+quick_interpreter.install()
 
 
 def _real(side):

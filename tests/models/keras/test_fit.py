@@ -76,7 +76,7 @@ def get_values(ranker: KerasRanker) -> dict[str, np.ndarray]:
 def fit_plain(name: str, ranker: KerasRanker, steps: int, from_logits: bool = True):
     """Train the same model with `fit` from the weights of a ranker, and return it with the losses of its steps."""
     keras, _ = load_keras(BACKEND, 1)
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     model = load_reference(f"{MODELS}:{name}", HERE, "test")(describe_inputs(FEATURES, [], 1))
     for variable in (*model.trainable_variables, *model.non_trainable_variables):
         if variable.path in (values := get_values(ranker)):

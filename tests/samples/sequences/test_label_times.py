@@ -49,10 +49,11 @@ def decide_by_hand(condition, event, names, values):
         The first time at which all outcomes are equal, and the outcome; (NEVER, False) if there is none.
     """
     times = {name: event[LABEL_TIME + name] for name in names}
+    code = compile(condition, "condition", "eval")
     for now in sorted({event["timestamp"], *times.values()} - {NEVER}):
         choices = [[event[name]] if times[name] <= now else values for name in names]
         outcomes = {
-            bool(eval(condition, {"price": event["price"], **dict(zip(names, assigned, strict=True))}))
+            bool(eval(code, {"price": event["price"], **dict(zip(names, assigned, strict=True))}))
             for assigned in itertools.product(*choices)
         }
         if len(outcomes) == 1:
