@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from nonet.errors import DeadlineExceeded
 from nonet.storage import node_cache as module
 from nonet.storage.local_folders import USED_LOCK, FolderState, write_folder_state
 from nonet.storage.node_cache import CachedFolders, list_cache_entries, make_room
@@ -150,3 +151,37 @@ def test_the_command_lists_and_prunes(entries, tmp_path, command):
     assert command("cache", "prune")[1] == "deleted: 1 of 1, 0.000 GB\n"
     assert command("cache", "list")[1] == f"{tmp_path} has no entries\n"
     assert "--unused-for" in command("cache", "prune", "--unused-for", "soon")[2]
+
+
+def test_two_processes_read_an_entry_and_a_suspended_deleter_is_not_waited_for(entries, monkeypatch):
+    add(entries, KEYS[0])
+    with entries.read(KEYS[0]) as first, entries.read(KEYS[0]) as second:
+        assert first == second is not None
+    monkeypatch.setattr(module, "_MAKER_PATIENCE_S", 0.05)
+    lock = entries.root / f"{KEYS[0]}.lock"
+    with module.FILE_LOCKS.hold(lock), pytest.raises(DeadlineExceeded, match="it may be suspended"):
+        entries.pin(KEYS[0])
+
+
+def test_an_entry_that_cannot_be_moved_to_its_place_is_an_error(entries, monkeypatch):
+    monkeypatch.setattr(
+        module.os, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "the disk is full"))
+    )
+    with pytest.raises(OSError, match="disk is full"):
+        add(entries, KEYS[0])
+
+
+def test_a_link_in_place_of_a_lock_is_refused(entries, tmp_path):
+    entries.root.mkdir()
+    (entries.root / f"{KEYS[0]}.lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="symbolic links"):
+        entries.pin(KEYS[0])
+    assert not (tmp_path / "outside").exists()
+
+
+def test_there_is_no_room_beside_what_processes_read(entries, monkeypatch):
+    add(entries, KEYS[0])
+    monkeypatch.setenv("NONET_CACHE_BYTES", "1500B")
+    with entries.read(KEYS[0]):
+        assert not entries.has_room(1000)
+    assert entries.has_room(1000)

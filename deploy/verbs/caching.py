@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,9 +98,7 @@ def _describe(entry: CacheEntry) -> dict[str, Any]:
     if entry.kind == "runs":
         content = f"run {entry.path.name}, which is in storage"
     if entry.kind == "artifacts":
-        content = "damaged"
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-            content = describe_entry(entry.path)
+        content = describe_entry(entry.path)
     return {
         "kind": entry.kind,
         "content": content,

@@ -57,13 +57,16 @@ def resolve_paths(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def list_inputs(options: Mapping[str, Any], folder: Path) -> list[Path] | None:
-    """Return the files of vectors and of text encoders that are read, sorted; None if an encoder is at an address."""
+    """Return the files of vectors and encoders, sorted; None if an encoder is at an address or has linked folders."""
     sources = options.get("vectors", _DEFAULT_SOURCES)
     files = [folder / name for name in parse_weights(sources) if Path(name).suffix in VECTOR_FILES]
     for encoder in list_encoders(sources).values():
         if is_address(encoder["path"]):
             return None
-        files += (folder / encoder["path"]).rglob("*")
+        found = list((folder / encoder["path"]).rglob("*"))
+        if any(path.is_symlink() and path.is_dir() for path in found):
+            return None  # which `rglob` does not enter
+        files += found
     return sorted(file for file in files if file.is_file())
 
 

@@ -353,11 +353,15 @@ class LogChanger:
             for options in self.changes.labels
         }
 
-    def store_repeats(self, root: Path) -> None:
-        """Move the events that compression removed to root/repeats-<first 8 digits of the hash>, one file per range of users."""
+    def store_repeats(self, root: Path) -> tuple[str, ...]:
+        """Move the events that compression removed to root/repeats-<first 8 digits of the hash>, one file per range of users.
+
+        Returns:
+            The name of that folder; nothing without compression.
+        """
         folder = self.folder / "repeats"
         if not folder.exists():
-            return
+            return ()
         hashes = {
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
         }
@@ -366,6 +370,7 @@ class LogChanger:
         )
         if not final.exists():
             os.replace(folder, final)
+        return (final.name,)
 
     def remove_slices(self) -> None:
         """Remove the divided slices, which are not needed once all ranges are changed."""

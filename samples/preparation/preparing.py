@@ -86,6 +86,7 @@ class PreparedSequences:
         savings: What compression saved (`CompressedLog.measure_savings`); None without compression.
         unknown: What was left out because the items table lacks its item (`UnknownItems.to_facts`); None if that is an error.
         labels: How many rows of each label file found an event, by the name of the label.
+        repeats: The name of the folder, beside that of the sequences, with the events that compression removed, if there is one.
     """
 
     folder: Path
@@ -95,6 +96,7 @@ class PreparedSequences:
     savings: dict[str, float] | None = None
     unknown: dict[str, int] | None = None
     labels: dict[str, LabelCounts] = field(default_factory=dict)
+    repeats: tuple[str, ...] = ()
 
     def open(self) -> tuple[Sequences, pa.Table]:
         """Open the memory-mapped sequences and read the items table."""
@@ -220,13 +222,12 @@ class _PreparationJob:
         if self.options.leaves_out_unknown:
             left_out = None if changer is None else changer.sum_unknown()
             unknown = left_out.to_facts() if left_out else json.loads(sorted_record.read_text())["unknown"]
-        if changer is not None:
-            changer.store_repeats(root)
+        repeats = () if changer is None else changer.store_repeats(root)
         shutil.rmtree(self.working_folder)
         cpu_s |= self.progress.cpu_s
         cpu_s["scatter"] = cpu_s.get("scatter", 0.0) - cpu_s.get("read", 0.0)
         return PreparedSequences(
-            artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown, labels
+            artifact_folder, sha256, self.progress.seconds, cpu_s, savings, unknown, labels, repeats
         )
 
     def _change_log(self, items: pa.Table | None, bounds: Sequence[Any]) -> LogChanger:

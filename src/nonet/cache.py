@@ -15,7 +15,7 @@ _DEFAULT_BYTES = "50GB"
 
 
 def find_cache_root() -> Path:
-    """Return the folder of the cache."""
+    """Return the folder of the cache. Raises RuntimeError for a user without a home, unless $NONET_CACHE is set."""
     return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet").absolute()
 
 

@@ -88,7 +88,7 @@ def hold_lock_within(file: Path, timeout_s: float, action: str) -> Iterator[None
 def _lock(file: Path, mode: int) -> int:
     """Lock a file, and return the descriptor; a file that its holder has deleted meanwhile is created again."""
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(descriptor, mode)
             if _is_at(file, descriptor):

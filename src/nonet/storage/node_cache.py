@@ -26,6 +26,7 @@ from pathlib import Path
 
 from nonet.atomic import make_folder, sync
 from nonet.cache import CacheEntry, count_bytes, find_cache_root, read_cache_bytes
+from nonet.errors import DeadlineExceeded
 from nonet.storage.local_folders import list_work_folders
 from nonet.storage.locks import FILE_LOCKS, Locks
 from nonet.storage.run_view import ObjectCache
@@ -59,12 +60,23 @@ class CachedFolders:
             release()
 
     def pin(self, key: str) -> Callable[[], None]:
-        """Keep an entry, or one that is about to be made, until the process ends; return what ends this earlier."""
+        """Keep an entry, or one that is about to be made, until the process ends; return what ends this earlier.
+
+        Raises:
+            DeadlineExceeded: Another process, which may be suspended, deletes the entry and does not end.
+        """
         make_folder(self.root)
         lock = self.root / f"{key}{_LOCK}"
-        while (release := self._locks.take(lock, shared=True)) is None:
-            with self._locks.hold(lock):  # wait until another process has deleted the entry
-                pass
+        until = time.monotonic() + _MAKER_PATIENCE_S
+        while (
+            release := self._locks.take(lock, shared=True)
+        ) is None:  # until another process has deleted the entry
+            if time.monotonic() > until:
+                raise DeadlineExceeded(
+                    f"another process has locked {lock} for {_MAKER_PATIENCE_S:g} s; it may be suspended: find it with "
+                    f"`fuser {lock}`"
+                )
+            time.sleep(_POLL_S)
         os.utime(lock)
         return release
 
@@ -119,10 +131,19 @@ class CachedFolders:
         with self._hold_draft() as draft:
             draft.mkdir()
             write(draft)
-            with suppress(OSError):  # Another process was faster.
+            try:
                 os.rename(draft, folder)
                 sync(self.root)
+            except OSError:
+                if not folder.is_dir():  # else another process was faster
+                    raise
         return folder
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a new entry fits into the cache, after what no process uses has made room."""
+        limit = read_cache_bytes() - size
+        make_room(locks=self._locks, root=self.root.parent, limit=limit)
+        return sum(entry.size for entry in list_cache_entries(self.root.parent, self._locks)) <= limit
 
     def remove(self, key: str) -> bool:
         """Delete an entry unless a process reads it; return whether it is gone."""

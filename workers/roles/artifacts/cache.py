@@ -23,17 +23,23 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from nonet.atomic import write_whole
+from pydantic import Field
+
+from nonet.atomic import read_content, write_whole
 from nonet.cache import read_cache_bytes
-from nonet.errors import NonetError
+from nonet.errors import ConfigError, DeadlineExceeded, NonetError
+from nonet.options import StrictModel
 from nonet.storage import CachedFolders
 from nonet.suggest import make_printable
 from nonet.workers.roles.artifacts.folders import PREPARING, hash_file, make_draft
 
 NUMBERS = {"sequences": 1, "sids": 1, "transitions": 1}
 """The number of each kind of artifact that is shared. It is raised when the same inputs give other content."""
+_PARTS = {"sequences": ("sequences",), "sids": ("sids", "catalogue"), "transitions": ("transitions",)}
+"""The kinds of the artifacts of an entry, by its kind."""
+_OTHER_NAMES = r"^(repeats-[0-9a-f]{8}|compressed\.json|unknown_items\.json|labels\.json)$"
 _ENTRY, _FILES = "entry.json", "files"
 _LIBRARIES = (
     "numpy",
@@ -43,7 +49,6 @@ _LIBRARIES = (
     "transformers",
 )  # of which the bits of artifacts may depend
 _HASHING_THREADS = 4
-_MAX_ENTRY_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class ArtifactCache:
     Args:
         folder: The folder of the cache; None for none.
         root: RUN/artifacts.
+        problem: Why there is no cache; "" if there need not be one.
 
     Attributes:
         keys: The keys of the artifacts that the run has taken or made, by kind; what is made of others has none.
@@ -74,12 +80,12 @@ class ArtifactCache:
         problems: Sentences about what did not work.
     """
 
-    def __init__(self, folder: Path | None, root: Path):
+    def __init__(self, folder: Path | None, root: Path, problem: str = ""):
         self._folders = None if folder is None else CachedFolders(folder / "artifacts")
         self._root = root
         self.keys: dict[str, str] = {}
         self.taken: dict[str, str] = {}
-        self.problems: list[str] = []
+        self.problems = [problem] if problem else []
 
     def get_or_make(
         self, kind: str, describe: Callable[[], Mapping[str, Any] | None], make: Callable[[], MadeArtifacts]
@@ -102,16 +108,16 @@ class ArtifactCache:
                 (self._root / PREPARING).unlink(missing_ok=True)
                 if (found := self._take(key, kind)) is not None:  # Another process has made them meanwhile.
                     return found
-            except OSError as error:
+            except (OSError, DeadlineExceeded) as error:
                 self._add_problem(error)
                 return make()
             made = make()
-            if not _is_unchanged(describe, inputs):
+            if not _is_unchanged(describe, key, kind):
                 del self.keys[kind]
                 return made
             try:
                 self._store(key, kind, inputs, made)
-            except OSError as error:
+            except (OSError, DeadlineExceeded) as error:
                 self._add_problem(error)
             return made
 
@@ -136,7 +142,7 @@ class ArtifactCache:
         found = {"taken": self.taken, "problems": self.problems}
         return {"cache": found} if self.taken or self.problems else {}
 
-    def _add_problem(self, error: OSError) -> None:
+    def _add_problem(self, error: Exception) -> None:
         """Note that the cache cannot be used, and do without it from now on."""
         assert self._folders is not None
         self.problems.append(f"{self._folders.root} is not used: {error}")
@@ -155,12 +161,13 @@ class ArtifactCache:
                 return None
             try:
                 made, run = _link_entry(folder, self._root, kind)
-            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            except (FileNotFoundError, ValueError, RecursionError) as error:
                 problem = error
             else:
                 self.taken[kind] = run
                 return made
-        self.problems.append(f"{self._folders.root / key} is damaged ({problem}), and is made again")
+        text = make_printable(str(problem)).splitlines()[0]
+        self.problems.append(f"{self._folders.root / key} is damaged ({text}), and is made again")
         self._folders.remove(key)
         return None
 
@@ -170,9 +177,10 @@ class ArtifactCache:
         names = [*(Path(artifact["path"]).name for artifact in made.artifacts), *made.others]
         files = _list_files(self._root, names)
         size = sum((self._root / name).stat().st_size for name in files)
-        if size > (limit := read_cache_bytes()):
+        if not self._folders.has_room(size):
             self.problems.append(
-                f"{kind} has {size / 1e9:.3g} GB, and the cache takes {limit / 1e9:.3g} GB; raise NONET_CACHE_BYTES"
+                f"{kind} of {size / 1e9:.3g} GB has no room in the cache, which takes {read_cache_bytes() / 1e9:.3g} GB with "
+                "what processes use; raise NONET_CACHE_BYTES"
             )
             return
 
@@ -181,31 +189,37 @@ class ArtifactCache:
             entry = {
                 "kind": kind,
                 "run": self._root.parent.name,
-                "inputs": inputs,
+                "source": _describe_source(inputs),
                 "artifacts": [
                     {**artifact, "path": Path(artifact["path"]).name} for artifact in made.artifacts
                 ],
-                "others": made.others,
+                "others": list(made.others),
                 "facts": made.facts,
                 "files": hashes,
             }
-            write_whole(draft / _ENTRY, json.dumps(entry).encode())
+            write_whole(draft / _ENTRY, json.dumps({**entry, "digest": _hash_entry(entry)}).encode())
 
         self._folders.add(key, size, write)
 
 
-def _is_unchanged(describe: Callable[[], Mapping[str, Any] | None], inputs: Mapping[str, Any]) -> bool:
+def _is_unchanged(describe: Callable[[], Mapping[str, Any] | None], key: str, kind: str) -> bool:
     """Return whether the inputs are those from before the artifacts were made."""
     try:
-        return describe() == inputs
+        inputs = describe()
     except NonetError:  # Files have been deleted.
         return False
+    return inputs is not None and make_key(kind, inputs) == key
 
 
 def make_key(kind: str, inputs: Mapping[str, Any]) -> str:
     """Return the key of an artifact in the cache."""
-    whole = [kind, NUMBERS[kind], _get_versions(), inputs]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:32]
+    whole = [
+        kind,
+        NUMBERS[kind],
+        _get_versions(),
+        inputs,
+    ]  # The order of maps counts: columns and targets have it.
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
 
 
 @cache
@@ -218,58 +232,99 @@ def _get_versions() -> dict[str, str]:
     return versions
 
 
-def read_entry(folder: Path) -> dict[str, Any]:
+class _Artifact(StrictModel):
+    """An artifact of an entry, as `store_artifact` describes it, with the name of its folder as the path."""
+
+    kind: str
+    path: Annotated[str, Field(pattern=r"^[a-z]+-[0-9a-f]{8}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    files: list[str] | None = None
+
+
+class _Entry(StrictModel):
+    """The content of entry.json; `digest` is the hash of all others."""
+
+    kind: str
+    run: str
+    source: str
+    artifacts: list[_Artifact]
+    others: list[Annotated[str, Field(pattern=_OTHER_NAMES)]]
+    facts: dict[str, Any]
+    files: dict[str, str]
+    digest: str
+
+
+def _hash_entry(entry: Mapping[str, Any]) -> str:
+    """Return the digest of an entry."""
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _describe_source(inputs: Mapping[str, Any]) -> str:
+    """Return the interactions that artifacts follow from, such as "day-1.parquet and 29 more"; "" for other inputs."""
+    files = inputs.get("tables", {}).get("interactions", [])
+    return f"{files[0][0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}" if files else ""
+
+
+def read_entry(folder: Path) -> _Entry:
     """Return what entry.json says of an entry.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is no entry.
     """
-    with (folder / _ENTRY).open("rb") as file:
-        entry = json.loads(file.read(_MAX_ENTRY_BYTES))
-    if not isinstance(entry, dict):
-        raise ValueError(f"{_ENTRY} is no map")
+    for path in (folder, folder / _FILES, folder / _ENTRY):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link")
+    try:
+        content = read_content(folder / _ENTRY)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    document = json.loads(content)
+    entry = _Entry.model_validate(document)
+    if entry.digest != _hash_entry({name: value for name, value in document.items() if name != "digest"}):
+        raise ValueError(f"{_ENTRY} has other content than it had")
+    if entry.kind not in _PARTS or tuple(artifact.kind for artifact in entry.artifacts) != _PARTS[entry.kind]:
+        raise ValueError(f"{_ENTRY} does not name the artifacts of its kind")
     return entry
 
 
 def describe_entry(folder: Path) -> str:
-    """Return what an entry holds, such as "sequences of interactions.parquet, made by run feed-1".
-
-    Raises:
-        OSError, ValueError, LookupError, TypeError: The entry is damaged.
-    """
-    entry = read_entry(folder)
-    tables = entry["inputs"].get("tables", {}).get("interactions", [])
-    source = (
-        f" of {tables[0][0]}{f' and {len(tables) - 1} more' if len(tables) > 1 else ''}" if tables else ""
-    )
-    return make_printable(f"{entry['kind']}{source}, made by run {entry['run']}")
+    """Return what an entry holds, such as "sequences of interactions.parquet, made by run feed-1"; "damaged" for no entry."""
+    try:
+        entry = read_entry(folder)
+    except (OSError, ValueError, RecursionError):
+        return "damaged"
+    source = f" of {entry.source}" if entry.source else ""
+    return make_printable(f"{entry.kind}{source}, made by run {entry.run}")
 
 
 def _link_entry(folder: Path, root: Path, kind: str) -> tuple[MadeArtifacts, str]:
     """Link the files of an entry into RUN/artifacts; return the artifacts and the run that made them.
 
     Raises:
-        OSError, ValueError, LookupError, TypeError: The entry is damaged.
+        FileNotFoundError, ValueError: The entry is damaged.
+        OSError: The files cannot be linked or read.
     """
     entry = read_entry(folder)
-    others = tuple(map(str, entry["others"]))
-    names = [*(str(artifact["path"]) for artifact in entry["artifacts"]), *others]
+    names = [*(artifact.path for artifact in entry.artifacts), *entry.others]
     files = _list_files(folder / _FILES, names)
-    if entry["kind"] != kind or files != sorted(entry["files"]):
+    if entry.kind != kind or files != sorted(entry.files):
         raise ValueError("its files are not those that it lists")
     with make_draft(root, kind) as draft:
         hashes = _link_files(folder / _FILES, draft, files)
-        if changed := [name for name in files if hashes[name] != entry["files"][name]]:
+        if changed := [name for name in files if hashes[name] != entry.files[name]]:
             raise ValueError(f"{changed[0]} has other content than it had")
         for name in names:
-            target = root / name
-            if not (
-                (draft / name).is_dir() and target.is_dir()
-            ):  # Folders of equal names have equal content.
-                os.replace(draft / name, target)
-    artifacts = tuple({**artifact, "path": str(root / artifact["path"])} for artifact in entry["artifacts"])
-    return MadeArtifacts(artifacts, dict(entry["facts"]), others), str(entry["run"])
+            if (root / name).is_dir():  # What an earlier attempt has left may be damaged.
+                shutil.rmtree(root / name)
+            os.replace(draft / name, root / name)
+    artifacts: list[dict[str, Any]] = []
+    for artifact in entry.artifacts:
+        described = {"kind": artifact.kind, "path": str(root / artifact.path), "sha256": artifact.sha256}
+        first = f"{artifact.path}/"
+        own = [name.removeprefix(first) for name in files if name.startswith(first)]
+        artifacts.append(described if artifact.files is None else {**described, "files": own})
+    return MadeArtifacts(tuple(artifacts), entry.facts, tuple(entry.others)), make_printable(entry.run)
 
 
 def _list_files(root: Path, names: Sequence[str]) -> list[str]:

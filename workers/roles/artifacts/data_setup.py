@@ -1,5 +1,6 @@
 """The data of a run and how they are read: what the tokenise stage receives."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,11 +121,15 @@ class DataSetup:
 
     def open_cache(self, root: Path) -> ArtifactCache:
         """Open the cache of artifacts for the run whose artifacts are in a folder."""
-        folder = find_cache_root() if self.cache is None else Path(self.cache) if self.cache else None
-        return ArtifactCache(folder, root)
+        if self.cache is not None:
+            return ArtifactCache(Path(self.cache) if self.cache else None, root)
+        try:
+            return ArtifactCache(find_cache_root(), root)
+        except RuntimeError:  # a user without a home
+            return ArtifactCache(None, root, "this user has no home for the cache; set NONET_CACHE")
 
-    def describe_sequences(self) -> dict[str, Any]:
-        """Return what the sequences follow from: the content of the tables and the options, as JSON.
+    def describe_sequences(self) -> dict[str, Any] | None:
+        """Return what the sequences follow from: the content of the tables and the options, as JSON; None if that is not known.
 
         Raises:
             DataError: A file cannot be read.
@@ -134,14 +139,16 @@ class DataSetup:
         paths |= {f"vectors.{name}": path for name, path in options.pop("vectors", {}).items()}
         paths |= {f"labels.{label.name}": label.path for label in self.labels}
         endings = {name: VECTOR_FILES if name.startswith("vectors.") else ".parquet" for name in paths}
-        tables = {
-            name: [
-                [_name_file(file), identity]
-                for file, identity in find_files(path, f"data.{name}", endings[name]).identify(name)
-            ]
-            for name, path in paths.items()
-            if path
-        }
+        tables: dict[str, list[list[Any]]] = {}
+        for name, path in paths.items():
+            if path:
+                found = find_files(path, f"data.{name}", endings[name])
+                tables[name] = [
+                    [_name_file(file, identity, path), identity, found.partitions.values[file]]
+                    for file, identity in found.identify(name)
+                ]
+        if any(identity.startswith("time:") for files in tables.values() for _, identity, _ in files):
+            return None  # A store without ETags does not tell equal content.
         labels = [label.to_fingerprint() | {"path": ""} for label in self.labels]
         compress = self.compress and self.compress.model_dump()
         on_disk = self.is_prepared_on_disk()
@@ -173,7 +180,10 @@ class DataSetup:
         files: list[Path] | None = load_heavy(list_inputs)(options, Path(self.folder))
         if files is None:
             return None
-        contents = [[file.name, identify_file(LocalFileSystem(), str(file), str(file))] for file in files]
+        contents = [
+            [os.path.relpath(file, self.folder), identify_file(LocalFileSystem(), str(file), str(file))]
+            for file in files
+        ]
         return {"tokenizer": dict(self.tokenizer), "contents": contents, "seed": self.seed}
 
     def is_prepared_on_disk(self) -> bool:
@@ -359,7 +369,6 @@ class DataSetup:
             replace(transitions, chosen=chosen).save_meta(folder)
 
 
-def _name_file(path: str) -> str:
-    """Return the name of a file with those of its folders that are columns (`key=value`): the rest does not change its rows."""
-    *folders, name = path.split("/")
-    return "/".join([*(folder for folder in folders if "=" in folder), name])
+def _name_file(path: str, identity: str, address: str) -> list[str]:
+    """Return the name of a file in a key; an ETag tells content only at its address, which then belongs to the name."""
+    return [path, address] if identity.startswith("etag:") else [path.rpartition("/")[2]]

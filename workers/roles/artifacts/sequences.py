@@ -1,6 +1,7 @@
 """Makes the sequences of a run from its tables, in memory or on disk, and checks them."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ UNKNOWN = "unknown_items.json"
 """File in the folder of the artifacts: counts of the events that were left out because the items table lacks their item."""
 LABELS = "labels.json"
 """File in the folder of the artifacts: how many rows of each label file found an event."""
+_FACT_FILES = (COMPRESSED, UNKNOWN, LABELS)
 
 
 def make_sequences(
@@ -61,13 +63,17 @@ def make_sequences(
     opened: list[tuple[Sequences, pa.Table]] = []
 
     def make() -> MadeArtifacts:
-        artifact, opened[:] = _prepare_on_disk(data, root) if on_disk else _build_in_memory(data, root)
-        facts = [name for name in (COMPRESSED, UNKNOWN, LABELS) if (root / name).is_file()]
-        repeats = [path.name for path in root.glob("repeats-*")] if data.compress else []
+        for name in _FACT_FILES:  # of an earlier attempt with other data
+            (root / name).unlink(missing_ok=True)
+        prepare = _prepare_on_disk if on_disk else _build_in_memory
+        artifact, repeats, opened[:] = prepare(data, root)
+        facts = [name for name in _FACT_FILES if (root / name).is_file()]
         return MadeArtifacts((artifact,), {}, (*facts, *repeats))
 
     made = shared.get_or_make("sequences", data.describe_sequences, make)
     artifact = made.artifacts[0]
+    for left in root.glob("preparing-*"):  # of an attempt that was killed, if the cache has them now
+        shutil.rmtree(left, ignore_errors=True)
     seq, items = opened[0] if opened else open_sequences(Path(artifact["path"]))
     if on_disk:
         check_sequences(seq, data)
@@ -79,26 +85,32 @@ def open_sequences(folder: Path) -> tuple[Sequences, pa.Table]:
     return Sequences.load(folder), pq.read_table(folder / "items.parquet")
 
 
-def _build_in_memory(data: DataSetup, root: Path) -> tuple[dict[str, Any], list[tuple[Sequences, pa.Table]]]:
-    """Build the sequences in memory; return the artifact, and the sequences with their items."""
+_Prepared = tuple[dict[str, Any], tuple[str, ...], list[tuple[Sequences, pa.Table]]]
+"""An artifact, the name of the folder of its repeats if it has one, and the sequences with their items if they are open."""
+
+
+def _build_in_memory(data: DataSetup, root: Path) -> _Prepared:
+    """Build the sequences in memory."""
+    repeats: tuple[str, ...] = ()
     built = data.build_with_facts()
     seq, items, log = built.sequences, built.items, built.log
     if built.unknown is not None:
         write_whole(root / UNKNOWN, json.dumps(built.unknown.to_facts()).encode())
     _write_label_counts(root, built.labels)
     if log is not None:
-        store_artifact(
+        stored = store_artifact(
             root,
             "repeats",
             lambda folder: pq.write_table(log.repeats, folder / "repeats.parquet", compression="zstd"),
         )
+        repeats = (Path(stored["path"]).name,)
         write_whole(root / COMPRESSED, json.dumps(log.measure_savings()).encode())
     artifact = store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items))
-    return artifact, [(seq, items)]
+    return artifact, repeats, [(seq, items)]
 
 
-def _prepare_on_disk(data: DataSetup, root: Path) -> tuple[dict[str, Any], list[tuple[Sequences, pa.Table]]]:
-    """Prepare the sequences on disk; return the artifact, and nothing that is open."""
+def _prepare_on_disk(data: DataSetup, root: Path) -> _Prepared:
+    """Prepare the sequences on disk."""
     progress_file = root / PREPARING
 
     def report_progress(report: PreparationReport) -> None:
@@ -116,7 +128,8 @@ def _prepare_on_disk(data: DataSetup, root: Path) -> tuple[dict[str, Any], list[
     if prepared.unknown is not None:
         write_whole(root / UNKNOWN, json.dumps(prepared.unknown).encode())
     _write_label_counts(root, prepared.labels)
-    return {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}, []
+    artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
+    return artifact, prepared.repeats, []
 
 
 def _write_label_counts(root: Path, labels: Mapping[str, LabelCounts]) -> None:

@@ -122,6 +122,84 @@ def test_other_rows_and_other_vectors_are_other_data(runs):
     assert runs.take("data.vectors={image: own.parquet}") == set()
 
 
+def test_the_order_of_columns_and_stages_is_a_part_of_the_data(runs):
+    items = pq.read_table(runs.scenario.parent / "items.parquet")
+    vectors = pa.array([[1.0 * row, 1.0] for row in range(len(items))], pa.list_(pa.float32()))
+    pq.write_table(
+        pa.table({"item_id": items["item_id"], "v": vectors}), runs.scenario.parent / "own.parquet"
+    )
+    runs.run("data.vectors={x: own.parquet, y: own.parquet}")
+    assert runs.take("data.vectors={y: own.parquet, x: own.parquet}") == set()
+
+
+def test_what_labels_follow_from_is_a_part_of_the_data(runs):
+    data = runs.scenario.parent
+    events = pq.read_table(data / "interactions.parquet").select(["user_id", "item_id", "timestamp"])
+    pq.write_table(events.slice(0, 40), data / "labels.parquet")
+    label = "data.labels={path: labels.parquet, within: %s, name: bought}"
+    runs.run(label % "1h")
+    assert runs.take(label % "1h") == ALL
+    assert runs.take(label % "2h") == set()
+    pq.write_table(events.slice(0, 80), data / "labels.parquet")
+    assert runs.take(label % "1h") == set()
+
+
+def test_a_store_that_does_not_tell_equal_content_shares_nothing(runs, monkeypatch):
+    monkeypatch.setattr("nonet.samples.tables.files.identify_file", lambda *_: "time:5:7")
+    for _ in range(2):
+        assert runs.take() == set()
+    monkeypatch.setattr("nonet.samples.tables.files.identify_file", lambda *_: "etag:5")
+    runs.run()
+    assert runs.take() == ALL
+    shutil.copytree(runs.scenario.parent, runs.folder / "moved")
+    runs.scenario = runs.folder / "moved" / "ring.yaml"
+    assert runs.take() == set()  # an ETag tells content at one address
+
+
+def test_a_folder_above_other_folders_is_no_column(runs):
+    data = runs.scenario.parent
+    for folder in ("day=7", "day=7/more"):
+        (data / folder).mkdir(exist_ok=True)
+        shutil.copy(data / "interactions.parquet", data / folder / "e.parquet")
+        assert runs.take(f"data.interactions={folder}/e.parquet") == set()
+
+
+def test_a_user_without_a_home_has_no_cache(runs, monkeypatch):
+    monkeypatch.setattr(
+        "nonet.workers.roles.artifacts.data_setup.find_cache_root", Path("~nobody9").expanduser
+    )
+    (problem,) = runs.run("data.cache=node")["cache"]["problems"]
+    assert "set NONET_CACHE" in problem
+
+
+def test_trouble_of_the_run_deletes_no_entry(runs, monkeypatch):
+    runs.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_link_files", lambda *_: (_ for _ in ()).throw(OSError(28, "the disk is full")))
+        (problem,) = runs.run()["cache"]["problems"]
+    assert "the disk is full" in problem
+    assert runs.take() == ALL
+
+
+def test_a_cache_on_another_disk_is_copied_from(runs, monkeypatch):
+    monkeypatch.setattr(cache.os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "another disk")))
+    runs.run()
+    assert runs.take() == ALL
+
+
+def test_what_an_earlier_attempt_has_left_is_neither_shared_nor_kept(runs):
+    root = runs.folder / "run-1" / "artifacts"
+    (root / "repeats-01234567").mkdir(parents=True)
+    (root / "preparing-01234567").mkdir()
+    (root / "labels.json").write_text("{}")
+    runs.run("data.events={compress: 1d}", "data.prepare=disk")
+    assert not (root / "preparing-01234567").exists()
+    runs.run("data.events={compress: 1d}", "data.prepare=disk")
+    names = {path.name for path in (runs.folder / "run-2" / "artifacts").iterdir()}
+    assert "repeats-01234567" not in names
+    assert not names & {"labels.json", "preparing-01234567"}
+
+
 def test_the_same_rows_in_another_place_are_the_same_data(runs):
     runs.run()
     shutil.copytree(runs.scenario.parent, runs.folder / "moved")
@@ -158,9 +236,28 @@ def replace_by_link(file: Path) -> None:
 
 
 def change_entry(folder: Path, **fields: object) -> None:
-    """Change fields of entry.json."""
-    entry = json.loads((folder / "entry.json").read_text())
-    (folder / "entry.json").write_text(json.dumps({**entry, **fields}))
+    """Change fields of entry.json, as somebody does who knows its digest."""
+    entry = {**json.loads((folder / "entry.json").read_text()), **fields}
+    del entry["digest"]
+    (folder / "entry.json").write_text(json.dumps({**entry, "digest": cache._hash_entry(entry)}))
+
+
+def change_artifacts(folder: Path, **fields: object) -> None:
+    """Change fields of the artifacts in entry.json."""
+    artifacts = json.loads((folder / "entry.json").read_text())["artifacts"]
+    change_entry(folder, artifacts=[{**artifact, **fields} for artifact in artifacts])
+
+
+def replace_folder_by_link(folder: Path) -> None:
+    """Move a folder, and link to it."""
+    shutil.move(folder, f"{folder}-elsewhere")
+    folder.symlink_to(f"{folder}-elsewhere")
+
+
+def replace_by_pipe(file: Path) -> None:
+    """Replace a file by a pipe, whose reader waits."""
+    file.unlink()
+    os.mkfifo(file)
 
 
 def lead_out(folder: Path) -> None:
@@ -194,6 +291,17 @@ DAMAGES = {
     "a number as names": lambda folder: change_entry(folder, others=3),
     "another kind": lambda folder: change_entry(folder, kind="other"),
     "no facts": lambda folder: change_entry(folder, facts=None),
+    "no artifacts": lambda folder: change_entry(folder, artifacts=[]),
+    "an artifact of no kind": lambda folder: change_artifacts(folder, kind=None),
+    "an artifact of another kind": lambda folder: change_artifacts(folder, kind="graphs"),
+    "the file of the progress": lambda folder: change_entry(folder, others=["preparing.json"]),
+    "a digit of entry.json": lambda folder: (folder / "entry.json").write_text(
+        (folder / "entry.json").read_text().replace("run-1", "run-2")
+    ),
+    "a pipe": lambda folder: replace_by_pipe(folder / "entry.json"),
+    "a linked entry.json": lambda folder: replace_folder_by_link(folder / "entry.json"),
+    "linked files": lambda folder: replace_folder_by_link(folder / "files"),
+    "a linked entry": replace_folder_by_link,
 }
 
 
@@ -239,9 +347,12 @@ def test_a_run_stays_complete_without_the_cache(runs):
 
 
 def write_one(root: Path) -> MadeArtifacts:
-    """Make an artifact of one file."""
-    artifact = store_artifact(root, "sids", lambda folder: (folder / "file").write_text("content"))
-    return MadeArtifacts((artifact,), {"fact": 1})
+    """Make artifacts of one file."""
+    made = (
+        store_artifact(root, kind, lambda folder: (folder / "file").write_text("content"))
+        for kind in ("sids", "catalogue")
+    )
+    return MadeArtifacts(tuple(made), {"fact": 1})
 
 
 def wait_for(condition) -> None:
@@ -289,7 +400,7 @@ def test_one_of_two_runs_makes_an_artifact_and_the_other_waits_and_shows_it(tmp_
     assert found["one"][1] == {}
     assert found["two"][1] == {"sids": "one"}
     assert found["two"][0].facts == {"fact": 1}
-    assert sorted(path.name.partition("-")[0] for path in progress.parent.iterdir()) == ["sids"]
+    assert sorted(path.name.partition("-")[0] for path in progress.parent.iterdir()) == ["catalogue", "sids"]
 
 
 @pytest.mark.timeout(60)
