@@ -213,9 +213,13 @@ class Session(_Run):
 
         def stop_processes(kind: object, error: BaseException | None, trace: object) -> None:
             """Stop the processes; after an error, remember which workers have died, for `describe_loss`."""
-            if error is not None:
-                self.dead_workers = processes.binding.list_dead_workers()
-            processes.stop(at_once=bool(self.dead_workers))
+            at_once = True  # if the search for dead workers is interrupted
+            try:
+                if error is not None:
+                    self.dead_workers = processes.binding.list_dead_workers()
+                at_once = bool(self.dead_workers)
+            finally:
+                processes.stop(at_once=at_once)
 
         self._exit_stack.push(stop_processes)
         if writer:

@@ -341,6 +341,23 @@ def test_a_session_that_a_dead_worker_keeps_from_opening_says_so(opening):
         _ = opening.groups
 
 
+def test_an_interrupted_search_for_dead_workers_stops_the_processes_while_the_folder_is_locked(opening):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def stop(processes, at_once):
+        with pytest.raises(ConfigError, match="being run by another process"):
+            lock_run(opening.run)
+        opening.log.append(("stopped", at_once))
+
+    sessions.GroupProcesses.binding = SimpleNamespace(list_dead_workers=interrupt)
+    sessions.GroupProcesses.stop = stop
+    with pytest.raises(KeyboardInterrupt):
+        opening.__enter__()
+    assert ("stopped", True) in opening.log
+    lock_run(opening.run).close()
+
+
 def test_workers_that_are_being_stopped_are_not_asked_for_files(opening):
     with pytest.raises(RuntimeError):
         opening.__enter__()
