@@ -242,3 +242,9 @@ def test_the_wait_for_a_controller_that_is_gone_is_the_deadline_of_starts(
     ):
         run.wait()
     assert len(timeouts) == polls
+
+
+def test_a_resume_that_is_to_be_detached_is_refused(command):
+    code, out, err = command("run", "quickstart", "--resume", "--detach", "--run-dir", "somewhere")
+    assert (code, out) == (2, "")
+    assert err.startswith("nonet: --detach starts a new run; omit --resume, or omit --detach")
