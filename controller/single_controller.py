@@ -34,17 +34,26 @@ from nonet.controller.groups import (
     reap_run,
 )
 from nonet.controller.pipeline import Pipeline
-from nonet.controller.record import Checkpoints, Recorder, RunFolder, check_reached, cut_journal, lock_run
+from nonet.controller.record import (
+    Checkpoints,
+    FolderLock,
+    Recorder,
+    RunFolder,
+    check_reached,
+    cut_journal,
+    lock_run,
+)
 from nonet.controller.record.tracking.kinds import TrackedRun
 from nonet.controller.scenario import Scenario, flatten_document, to_document
 from nonet.controller.session import Session
 from nonet.controller.setup import read_interruptions, record_loss
-from nonet.errors import NonetError, PlacementError, ServiceMissing, StorageError, is_disk_full
+from nonet.errors import ConfigError, NonetError, PlacementError, ServiceMissing, StorageError, is_disk_full
 from nonet.storage import MountedRun, RunWriter, get_request_counts, mount, open_writer, register_work_folder
 from nonet.workers import describe_activity
 
 DONE, STOPPED, FAILED = "done", "stopped", "failed"  # the states of an outcome
 _REPLACE_POLL_S = 5.0  # between two attempts to place lost workers again
+_CLAIM_PATIENCE_S, _CLAIM_POLL_S = 30.0, 0.2  # how long another process may hold the folder of a detached run
 _WRONG_INPUT = 2  # the exit code of a run that failed because of what its user gave
 MOST_RECOVERIES = 3  # attempts that may fail in a row without a new checkpoint before the run fails
 
@@ -190,7 +199,7 @@ class SingleController:
             if self._task.token and not self._is_restarted:
                 check_reached(self._run, self._task.token, f"the controller, on {socket.gethostname()},")
             if self._task.detached:
-                self._lock = lock_run(self._run)  # held until this process ends; else the driver holds it
+                self._lock = self._claim_folder()  # held until this process ends; else the driver holds it
             outcome = {"state": DONE if self._run_with_recoveries() else STOPPED}
         except Exception as error:
             outcome = self._describe_failure(error)
@@ -210,6 +219,17 @@ class SingleController:
         self._outcome = outcome  # the driver ends this process when it sees it
         if self._task.detached or self._lease.is_expired:
             self._end_actor()
+
+    def _claim_folder(self) -> FolderLock:
+        """Lock the folder of the run, which the driver holds until this actor exists, and another one while it looks for it."""
+        deadline = time.monotonic() + _CLAIM_PATIENCE_S
+        while True:
+            try:
+                return lock_run(self._run)
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_CLAIM_POLL_S)
 
     def _describe_failure(self, error: Exception) -> dict[str, Any]:
         """Return the outcome of a run that an error ended."""

@@ -152,13 +152,15 @@ class GroupBinding:
         """Stop the processes of these groups, remove their placement groups, and forget both."""
         running = [self.hosts[name] for name in names if name in self.hosts]
         reserved = {name: self._placement_groups[name] for name in names if name in self._placement_groups}
-        stop_refs = [] if at_once else [ref for hosts in running for ref in hosts.request_stop()]
-        if stop_refs:
-            ray.wait(stop_refs, num_returns=len(stop_refs), timeout=STOP_GRACE_S)
-        for hosts in running:
-            hosts.kill()
-        for group in reserved.values():
-            remove_placement_group(group)
+        try:
+            stop_refs = [] if at_once else [ref for hosts in running for ref in hosts.request_stop()]
+            if stop_refs:
+                ray.wait(stop_refs, num_returns=len(stop_refs), timeout=STOP_GRACE_S)
+        finally:  # also if the wait is interrupted
+            for hosts in running:
+                hosts.kill()
+            for group in reserved.values():
+                remove_placement_group(group)
         _wait_until(lambda: all(state == "REMOVED" for state, _ in _read_states(reserved).values()), 0.5)
         for name in names:
             self.hosts.pop(name, None)

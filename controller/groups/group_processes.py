@@ -7,7 +7,7 @@ groups stay. Groups that do not fit on their device together take turns through 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from nonet.controller.groups.binding import RESTARTS, GroupBinding
-from nonet.controller.groups.lifetimes import keep_alive
+from nonet.controller.groups.lifetimes import Heartbeat, keep_alive
 from nonet.controller.groups.offload import Offloader
 from nonet.controller.groups.watchdog import Watchdog
 from nonet.controller.plan import LIGHT_CPUS, GroupPlan, Plan
@@ -23,7 +23,7 @@ from nonet.controller.record import ChromeTrace, RunFolder, check_shared
 from nonet.controller.scenario import RewardOptions, Role, Scenario
 from nonet.controller.setup import make_reward_spec, make_role_specs
 from nonet.deadlines import suggest_longer_deadline
-from nonet.errors import ConfigError, DeadlineExceeded, NonetError, PlacementError, WorkerLost
+from nonet.errors import ConfigError, DeadlineExceeded, PlacementError, WorkerLost
 from nonet.storage import FileEntry, RunCopy, find_copy
 from nonet.workers.roles.kinds import get_gang_roles
 from nonet.workers.runtime import PING_PATIENCE_S, ActorGroup, GroupLifetime, WorkerGroup, WorkerResources
@@ -75,13 +75,15 @@ class GroupProcesses:
         self._life = GroupLifetime(run.id, life_s)
         self.binding = GroupBinding(plan, specs, self._life, envs, stage=stage, deadlines=self.deadlines)
         self.hosts = self.binding.hosts
-        self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
-        self._collected_counts: dict[Any, int] = {}  # files that `collect_files` has returned, by actor
-        self._collecting: dict[Any, Any] = {}  # its calls that have no answer yet, by actor
-        self._watchdog = Watchdog(run.path, self.hosts)
-        self._attach_watchdog()
-        self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
-        self._check_shared_or_stop(self.hosts)
+        self._heartbeat: Heartbeat | None = None
+        with self._stop_on_error():
+            self.offloader = Offloader(plan.ledger, self.hosts, trace, self.deadlines)
+            self._collected_counts: dict[Any, int] = {}  # files that `collect_files` has returned, by actor
+            self._collecting: dict[Any, Any] = {}  # its calls that have no answer yet, by actor
+            self._watchdog = Watchdog(run.path, self.hosts)
+            self._attach_watchdog()
+            self._heartbeat = keep_alive(self.hosts, life_s) if life_s else None
+            self._check_shared(self.hosts)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stop every process.
@@ -91,9 +93,14 @@ class GroupProcesses:
         """
         if self._heartbeat:
             self._heartbeat.stop()
-        if not at_once:
-            self._trace.collect(self.hosts.values())
-        self.binding.stop(at_once=at_once)
+        try:
+            if not at_once:
+                self._trace.collect(self.hosts.values())
+        except BaseException:
+            at_once = True
+            raise
+        finally:
+            self.binding.stop(at_once=at_once)
 
     def pop_warning(self) -> str:
         """Return a text about heartbeats that failed since the last call, empty without failures."""
@@ -154,10 +161,10 @@ class GroupProcesses:
             deadlines=self.deadlines,
         )
         self.hosts[role] = hosts
-        self._attach_watchdog()
         try:
+            self._attach_watchdog()
             hosts.wait_until_ready()
-        except NonetError:
+        except BaseException:
             self.stop_reward(stage, name)
             raise
         return WorkerGroup.from_actors(hosts, role)
@@ -206,11 +213,12 @@ class GroupProcesses:
         stops = (*change.stops, *attached)
         self._trace.collect(self.hosts[name] for name in stops)
         self.binding.change(stops, change.starts)
-        self._attach_watchdog()
-        self._check_shared_or_stop(started)
-        self.binding.set_threads(change.kept)
-        for name in started:
-            self.offloader.mark_resident(name)
+        with self._stop_on_error():
+            self._attach_watchdog()
+            self._check_shared(started)
+            self.binding.set_threads(change.kept)
+            for name in started:
+                self.offloader.mark_resident(name)
         return started
 
     def collect_files(self) -> list[tuple[str, FileEntry]]:
@@ -261,8 +269,17 @@ class GroupProcesses:
         ready = [entry for hosts in list(self.hosts.values()) for entry in hosts.list_ready_actors()]
         return [actor for node, actor in ready if node != own_node]
 
-    def _check_shared_or_stop(self, new_names: Collection[str]) -> None:
-        """Check that the workers of new groups reach the run's folder, unless the run is stored; if not, stop all processes.
+    @contextlib.contextmanager
+    def _stop_on_error(self) -> Iterator[None]:
+        """Stop all processes if the context raises anything, such as KeyboardInterrupt."""
+        try:
+            yield
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    def _check_shared(self, new_names: Collection[str]) -> None:
+        """Check that the workers of new groups reach the run's folder, unless the run is stored.
 
         Raises:
             PlacementError: A worker on another node does not reach it.
@@ -271,11 +288,7 @@ class GroupProcesses:
             return
         nodes = {node for group in self.binding.groups if group.name in new_names for node in group.nodes}
         own_node = ray.get_runtime_context().get_node_id()
-        try:
-            check_shared(self.run, [self.hosts[name] for name in new_names], {*nodes, own_node})
-        except NonetError:
-            self.stop(at_once=True)
-            raise
+        check_shared(self.run, [self.hosts[name] for name in new_names], {*nodes, own_node})
 
     def _attach_watchdog(self) -> None:
         """Set the watchdog of every group, which explains a wait that exceeds its deadline."""

@@ -65,10 +65,12 @@ class RewardScores(dict[str, GroupFuture]):
     Attributes:
         quarantined: Prompts that have no score of some reward.
         retried: The number of prompts that were scored again.
+        groups: By reward, the worker group that scored. A reward that is attached under the name of another has another one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Mapping[str, WorkerGroup]):
         super().__init__()
+        self.groups = groups
         self.quarantined: list[QuarantinedPrompts] = []
         self.retried = 0
 
@@ -160,7 +162,7 @@ class RewardHandles:
 
         Each of those calls may take all its attempts before a rank answers this one, which extends its time limit.
         """
-        results = RewardScores()
+        results = RewardScores(groups)
         call_ids = {name: secrets.token_hex(8) for name in groups}
         futures = {
             name: group.score(beams, strict, call_ids[name], retries=1) for name, group in groups.items()

@@ -19,7 +19,7 @@ from nonet.controller.setup import (
     make_baseline_options,
     make_rollout_options,
 )
-from nonet.errors import ConfigError, NonetError
+from nonet.errors import ConfigError
 from nonet.models.baselines.kinds import BASELINES
 from nonet.workers.roles import StageSetup
 from nonet.workers.runtime import WorkerGroup
@@ -79,7 +79,7 @@ class RunGroups:
         group = self.processes.start_reward(stage, name, options)
         try:
             group.open(self._folders).get(self.deadlines.open)
-        except NonetError:
+        except BaseException:
             self.processes.stop_reward(stage, name)
             raise
         return group

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from nonet.controller.session.bound_run import BoundRun, write_plan
 from nonet.controller.session.scaling import restore_workers
 from nonet.controller.session.stage_run import StageRun
 from nonet.controller.setup import fix_sources, read_copies, write_run
-from nonet.errors import PlacementError, WorkerLost
+from nonet.errors import ConfigError, PlacementError, WorkerLost
 from nonet.storage import RunWriter, open_writer
 from nonet.workers import check_ray_environment
 from nonet.workers.runtime import ensure_ray
@@ -80,6 +80,28 @@ class SessionProgress:
         return ended
 
 
+class _ExitStack(ExitStack):
+    """An exit stack that keeps the first error: errors of later callbacks become notes of it."""
+
+    def push(self, exit: Any) -> Any:
+        """Add a callback that takes the arguments of `__exit__`."""
+
+        def call(kind: object, error: BaseException | None, trace: object) -> None:
+            try:
+                exit(kind, error, trace)
+            except Exception as closing_error:
+                if error is None:
+                    raise
+                error.add_note(f"while closing: {type(closing_error).__name__}: {closing_error}")
+
+        super().push(call)
+        return exit
+
+    def push_call(self, close: Callable[..., object], *arguments: object) -> None:
+        """Add a call of a function with these arguments."""
+        self.push(lambda *_: close(*arguments))
+
+
 # For type checkers, a session has the attributes of its run, which it passes on once it has been entered.
 _Run = StageRun if TYPE_CHECKING else object
 
@@ -111,7 +133,7 @@ class Session(_Run):
         dead_workers: The workers that had died when the session was left with an error.
 
     Raises:
-        ConfigError: On entering, if another process runs in the folder.
+        ConfigError: On entering, if another process runs in the folder, or the session was entered before.
     """
 
     def __init__(
@@ -128,6 +150,7 @@ class Session(_Run):
         writer: RunWriter | None = None,
     ):
         self._running: StageRun | None = None
+        self._was_entered = False
         loaded, scenario_folder = (
             (scenario, Path.cwd()) if isinstance(scenario, Scenario) else load_scenario(scenario, changes)
         )
@@ -144,7 +167,7 @@ class Session(_Run):
         self.record_metrics: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, values: (
             None
         )
-        self._exit_stack = ExitStack()  # closes what was opened, the newest first
+        self._exit_stack = _ExitStack()  # closes what was opened, the newest first
 
     @property
     def scenario(self) -> Scenario:
@@ -157,8 +180,16 @@ class Session(_Run):
             raise AttributeError(f"a session has no {name!r} before it is entered")
         return getattr(self._running, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the session itself, because one of the run would be hidden here and stay as it is there."""
+        if not name.startswith("_") and name not in self.__dict__ and "_exit_stack" in self.__dict__:
+            raise AttributeError(f"{name!r} of a session cannot be set; call the methods of the session")
+        super().__setattr__(name, value)
+
     def __enter__(self) -> Session:
-        began, end_phase = time.time(), self.progress.end_phase
+        if self._was_entered:
+            raise ConfigError("a session is entered once; make another, with the same run and resume=True")
+        self._was_entered, began, end_phase = True, time.time(), self.progress.end_phase
         with self._exit_stack:  # if a phase fails, what was opened is closed
             bound_run = self._bind()
             began = end_phase(began, bound_run.trace)
@@ -188,8 +219,9 @@ class Session(_Run):
         scenario_sha256 = write_run(scenario, self.folder, self.run)
         scenario = scenario.relocate(read_copies(self.run))
         log = CheckpointLog(self.run, scenario_sha256, scenario.checkpoint.keep.last, writer)
-        trace = self._exit_stack.enter_context(closing(open_trace(self.run.trace)))
-        self._exit_stack.callback(log.close)
+        trace = open_trace(self.run.trace)
+        self._exit_stack.push_call(trace.close)
+        self._exit_stack.push_call(log.close)
         resumed_from = log.find_resume_checkpoint() if self.resume else None
         scenario = restore_workers(self.run, scenario, resumed_from and resumed_from[1])
         pools = {
@@ -198,7 +230,8 @@ class Session(_Run):
         probes = ClusterProbes(
             self.run.path, pools, scenario.deadlines.probe, lambda text: self.add_note(text)
         )
-        self.progress.probes = self._exit_stack.enter_context(closing(probes))
+        self._exit_stack.push_call(probes.close)
+        self.progress.probes = probes
         probes.check()
         try:
             plan = plan_live(scenario)
@@ -213,14 +246,18 @@ class Session(_Run):
 
         def stop_processes(kind: object, error: BaseException | None, trace: object) -> None:
             """Stop the processes; after an error, remember which workers have died, for `describe_loss`."""
-            if error is not None:
-                self.dead_workers = processes.binding.list_dead_workers()
-            processes.stop(at_once=bool(self.dead_workers))
+            at_once = True  # if the search for dead workers is interrupted
+            try:
+                if error is not None:
+                    self.dead_workers = processes.binding.list_dead_workers()
+                at_once = bool(self.dead_workers)
+            finally:
+                processes.stop(at_once=at_once)
 
         self._exit_stack.push(stop_processes)
         if writer:
             writer.collect_from(processes.collect_files)
-            self._exit_stack.callback(writer.collect_from, tuple)
+            self._exit_stack.push_call(writer.collect_from, tuple)
             if writer is not self._writer:
                 writer.start_commits()
         return BoundRun(
@@ -235,7 +272,7 @@ class Session(_Run):
 
     def _lock_folder(self) -> RunWriter | None:
         """Lock the folder of the run, clear it for a new run, and return the writer of a run in object storage."""
-        self._exit_stack.enter_context(lock_run(self.run))
+        self._exit_stack.push_call(lock_run(self.run).close)
         writer, storage = self._writer, self._scenario.storage
         if writer is None:
             writer = open_writer(
@@ -244,7 +281,7 @@ class Session(_Run):
                 timeout_s=self._scenario.deadlines.storage,
             )
             if writer:
-                self._exit_stack.callback(writer.close)
+                self._exit_stack.push_call(writer.close)
         if not self.resume:
             self.run.clear_records()
         return writer

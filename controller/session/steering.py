@@ -161,7 +161,7 @@ class RewardSteering:
         group = self._session.groups.start_reward(self._stage, name, options)
         try:
             self._rehearse(name, group, options)
-        except NonetError:
+        except BaseException:
             self._session.groups.processes.stop_reward(self._stage, name)
             raise
         rewards.add(name, group, options.timeout_s)

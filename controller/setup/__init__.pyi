@@ -15,6 +15,7 @@ from .own_files import list_named_files as list_named_files
 from .own_files import read_copies as read_copies
 from .own_files import walk_files as walk_files
 from .reading import ReadingFacts as ReadingFacts
+from .run_files import START as START
 from .run_files import check_same as check_same
 from .run_files import get_scenario_folder as get_scenario_folder
 from .run_files import make_data_setup as make_data_setup

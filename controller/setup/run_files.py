@@ -28,6 +28,8 @@ from nonet.suggest import join_names
 from nonet.trust import check_folder, guard_folder
 from nonet.workers.roles.artifacts import DataSetup, KnownRun
 
+START = "command.json"  # how the run was started
+
 
 def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None = None) -> DataSetup:
     """Return the settings of the tokenise stage.
@@ -133,15 +135,15 @@ def write_run(scenario: Scenario, folder: Path, run: RunFolder) -> str:
     return hashlib.sha256(run.scenario.read_bytes()).hexdigest()
 
 
-def write_start(run: RunFolder, folder: Path, command: str) -> None:
-    """Write how a run is started: the folder of its scenario, and the command unless it is empty."""
-    record = {"command": command} if command else {}
-    run.write_json("command.json", {**record, "folder": str(folder.absolute())})
+def write_start(run: RunFolder, folder: Path, command: str, *, detached: bool = False) -> None:
+    """Write how a run is started: the folder of its scenario, the command unless it is empty, and whether it is detached."""
+    record = ({"command": command} if command else {}) | ({"detached": True} if detached else {})
+    run.write_json(START, {**record, "folder": str(folder.absolute())})
 
 
 def get_scenario_folder(run: RunFolder) -> Path:
     """Return the folder of the scenario of a run, which relative paths in it start from."""
-    start = run.read_json("command.json") or {}
+    start = run.read_json(START) or {}
     return Path(start.get("folder", Path.cwd()))  # earlier versions did not store it
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, cast
 
-from nonet.controller.groups import PromptRequest
+from nonet.controller.groups import PromptRequest, RewardScores
 from nonet.controller.record import Recorder
 from nonet.controller.session import Session
 from nonet.controller.stages._policy_scores import rescore_candidates, score_validation
@@ -29,7 +29,7 @@ from nonet.controller.stages._step_report import (
 )
 from nonet.workers.runtime import GroupFuture, concat_futures
 
-ScoredBeams = tuple[GroupFuture, Mapping[str, GroupFuture]]  # beams, and scores by reward
+ScoredBeams = tuple[GroupFuture, RewardScores]  # beams, and scores by reward
 
 _GROUPS_PER_SLOT = 2  # groups of a step per slot, so that a slow one delays few prompts
 
@@ -191,17 +191,20 @@ class OverlappedSteps:
                 elif verdict == "stale":
                     self._record_group("aborted", number, version)
 
-    def _join_groups(self, step: int, groups: Sequence[ScoredBeams]) -> ScoredBeams:
+    def _join_groups(
+        self, step: int, groups: Sequence[ScoredBeams]
+    ) -> tuple[GroupFuture, Mapping[str, GroupFuture]]:
         """Return the beams of all groups and their scores by the current rewards, with which later rewards score them now."""
-        current_names, scores_by_group = self._session.reward.groups.keys(), []
+        current, scores_by_group = self._session.reward.groups, list[Mapping[str, GroupFuture]]()
         for beams, scores in groups:
-            if missing_names := current_names - scores.keys():
+            missing_names = {name for name, group in current.items() if scores.groups.get(name) is not group}
+            new_scores: Mapping[str, GroupFuture] = {}
+            if missing_names:
                 new_scores = self._session.reward.score(beams, names=missing_names, step=step)
                 note_quarantined(self._session, self._recorder, self._name, step, new_scores)
-                scores = {**scores, **new_scores}
-            scores_by_group.append(scores)
+            scores_by_group.append({**scores, **new_scores})
         joined_scores = {
-            name: concat_futures([scores[name] for scores in scores_by_group]) for name in current_names
+            name: concat_futures([scores[name] for scores in scores_by_group]) for name in current
         }
         return concat_futures([beams for beams, _ in groups]), joined_scores
 

@@ -31,6 +31,7 @@ from nonet.controller.record import (
 )
 from nonet.controller.scenario import Scenario
 from nonet.controller.setup import (
+    START,
     clear_interruptions,
     preflight,
     read_copies,
@@ -61,6 +62,11 @@ from nonet.workers.runtime import NAMESPACE, ensure_ray
 
 _POLL_S = 0.3  # between two polls of the controller
 _ANSWER_PATIENCE_S = 10.0  # within which a controller answers a short call
+_POLL_PATIENCE_S = 120.0  # within which a controller answers a poll, even if its process was suspended
+
+
+class _NameTakenError(NonetError):
+    """A controller of the run's name exists already, which may be that of another driver."""
 
 
 class DriverRun:
@@ -74,7 +80,7 @@ class DriverRun:
         lock: The lock of the run's folder, which is released at the end.
         warnings: Warnings about the run's data.
         resumes: Whether the run continues, so that its folder stays whatever ends it.
-        start_timeout_s: Seconds within which Ray must have restarted a controller that is gone.
+        start_timeout_s: Seconds within which Ray must have started a controller, or restarted one that is gone.
 
     Attributes:
         folder: The run's folder.
@@ -98,6 +104,7 @@ class DriverRun:
         self.warnings, self._resumes, self._start_timeout_s = list(warnings), resumes, start_timeout_s
         self.folder, self.id, self._folder_lock = folder, folder.id, lock
         self._controller: Any = controller  # None after `close`
+        self._has_answered = False
         self._memory = memory
         self.state, self.was_interrupted = "running", False
         self._start_time = time.time()
@@ -189,14 +196,20 @@ class DriverRun:
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
         deadline_s = time.monotonic() + self._start_timeout_s
-        suggestion = suggest_longer_deadline(self._start_timeout_s)
+        suggestion, patience_s = suggest_longer_deadline(self._start_timeout_s), _POLL_PATIENCE_S
+        if not self._has_answered:  # it may wait for a node
+            patience_s = max(patience_s, self._start_timeout_s)
         while True:
             try:
-                return ray.get(self._controller.poll.remote(first_event), timeout=self._start_timeout_s)
+                answer: Any = ray.get(self._controller.poll.remote(first_event), timeout=patience_s)
+                self._has_answered = True
+                return answer
             except ActorUnavailableError as error:  # Ray is restarting it
                 last_error: Exception = error
             except GetTimeoutError as error:
                 last_error, deadline_s = error, 0.0
+                if self._has_answered:
+                    suggestion = ""
             except RayActorError as error:  # waiting longer does not help
                 last_error, deadline_s, suggestion = error, 0.0, ""
             if time.monotonic() > deadline_s:
@@ -214,6 +227,11 @@ class DriverRun:
 
     def close(self) -> None:
         """Stop the controller and everything that it started, and release the run's folder."""
+        self._stop_processes()
+        self._folder_lock.close()
+
+    def _stop_processes(self) -> None:
+        """Stop the controller and everything that it started."""
         import ray
 
         self._lease.stop()
@@ -222,7 +240,6 @@ class DriverRun:
             ray.kill(self._controller, no_restart=True)
             reap_run(self.id)
             self._controller = None
-        self._folder_lock.close()
 
     def _finish(self, outcome: dict[str, Any]) -> DriverRun:
         """Record the outcome, stop everything, and write the report of a run that is done.
@@ -232,16 +249,15 @@ class DriverRun:
         Raises:
             WorkerFailed: The run failed.
         """
-        self.state = outcome["state"]
-        self.close()
-        if self.state == "done":
-            with change_run(self.folder.path):  # the folder of a stored run is up to date within the block
-                self._complete_report()
-            return self
-        if self.state == "failed":
-            has_wrong_input = outcome["exit_code"] == 2
-            if has_wrong_input and not self._resumes and self._is_discarded():
+        self.state, has_wrong_input = outcome["state"], outcome.get("exit_code") == 2
+        self._stop_processes()
+        with self._folder_lock:  # held until the folder is complete or deleted
+            if self.state == "done":
+                with change_run(self.folder.path):  # which brings the folder of a stored run up to date
+                    self._complete_report()
+            elif self.state == "failed" and has_wrong_input and not self._resumes and self._is_discarded():
                 delete_folder(self.folder)
+        if self.state == "failed":
             raise WorkerFailed(
                 outcome["error"], traceback=outcome.get("traceback", ""), caller_fault=has_wrong_input
             )
@@ -288,11 +304,9 @@ def start(
         ConfigError: The scenario, its data or the folder is not usable.
         NonetError: The controller did not start.
     """
-    timeout_s = read_orphan_timeout_s()
-    run, controller, lock, warnings = _start(scenario, folder, run, resume, command)
-    return DriverRun(
-        run, controller, PeakMemory().__enter__(), timeout_s, lock, warnings, resume, scenario.deadlines.start
-    )
+    started, _ = _start(scenario, folder, run, resume, command)
+    assert started is not None
+    return started
 
 
 def start_detached(scenario: Scenario, folder: Path, run: RunFolder, *, command: str = "") -> list[str]:
@@ -320,12 +334,13 @@ def start_detached(scenario: Scenario, folder: Path, run: RunFolder, *, command:
 
 def _start(
     scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool = False
-) -> tuple[RunFolder, Any, FolderLock, list[str]]:
+) -> tuple[DriverRun | None, list[str]]:
     """Check the scenario and its data, prepare the records of the run, and start its controller.
 
+    The folder stays locked until the controller exists, so that a driver that locks it later finds the controller.
+
     Returns:
-        The folder in which the run works, the handle of the controller's actor, the lock of the folder, which is released
-            if the run is detached, and warnings about the data.
+        The run in progress, which is None if it is detached, and warnings about the data.
     """
     warnings: list[str] = []
     if resume:
@@ -336,27 +351,54 @@ def _start(
     run = open_for_writing(run)
     preflight.check_free_space(scenario, run)
     check_ray_environment()
-    folder_existed, writer = run.path.exists() and not is_empty(run), None
-    lock = lock_run(run)
+    timeout_s, writer, is_starting = read_orphan_timeout_s(), None, False
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(lock_run(run))
+        was_empty = is_empty(run)
+        try:
+            _end_earlier_controller(run, resume)
+            run.stop_request.unlink(missing_ok=True)
+            writer = _prepare_records(scenario, folder, run, resume, command, detached=detached)
+            is_starting = True
+            controller = _start_controller(scenario, folder, run, resume, detached)
+            if detached:
+                return None, warnings
+            memory, limit_s = PeakMemory().__enter__(), scenario.deadlines.start
+            started = DriverRun(run, controller, memory, timeout_s, lock, warnings, resume, limit_s)
+            stack.pop_all()
+            return started, warnings
+        except BaseException as error:
+            # Files that the controller of another driver may work on stay.
+            if not isinstance(error, _NameTakenError) and (not is_starting or _end_own_controller(run)):
+                _discard_start(run, None if resume else writer, was_empty=was_empty)
+            raise
+
+
+def _end_own_controller(run: RunFolder) -> bool:
+    """End the controller that this process has created, and return whether no other one has the name of the run."""
+    import ray
+
+    if not ray.is_initialized():
+        return True
     try:
-        _end_earlier_controller(run, resume)
-        run.stop_request.unlink(missing_ok=True)
-        writer = _prepare_records(scenario, folder, run, resume, command)
-        if detached:
-            lock.close()  # the controller claims the folder
-        return run, _start_controller(scenario, folder, run, resume, detached), lock, warnings
-    except BaseException:
-        lock.close()
-        # A run that has not started is deleted, so that `last` does not refer to it.
-        is_deleted = not folder_existed and not run.scenario.exists()
-        if writer and not resume:
-            with contextlib.suppress(StorageError):  # the error that ended the start is raised
-                is_deleted = writer.discard()
-        if is_deleted:
-            # A process that holds the lock now, such as the controller of a detached run, keeps the folder.
-            with contextlib.suppress(ConfigError), lock_run(run):
-                delete_folder(run)
-        raise
+        controller: Any = ray.get_actor(f"{run.id}/{CONTROLLER}", NAMESPACE)
+    except ValueError:
+        return True
+    if controller._actor_id.job_id.hex() != ray.get_runtime_context().get_job_id():
+        return False
+    ray.kill(controller, no_restart=True)
+    reap_run(run.id)
+    return True
+
+
+def _discard_start(run: RunFolder, writer: RunWriter | None, *, was_empty: bool) -> None:
+    """Delete a run that has not started, so that `last` does not refer to it; this process holds the lock of its folder."""
+    is_deleted = was_empty and not run.scenario.exists()
+    if writer:
+        with contextlib.suppress(StorageError):  # the error that ended the start is raised
+            is_deleted = writer.discard()
+    if is_deleted:
+        delete_folder(run)
 
 
 def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
@@ -369,7 +411,7 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         resume: Whether the run continues from its newest checkpoint; the controller then writes one first.
 
     Raises:
-        ConfigError: The controller is that of another run with the same id, or it has finished the run.
+        ConfigError: The controller is that of another run with the same id or of a detached run, or it has finished the run.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
@@ -394,13 +436,17 @@ def _end_earlier_controller(run: RunFolder, resume: bool) -> None:
         stop_run(run.id)
         if run.report.exists():
             raise ConfigError(f"{run.id} has finished meanwhile: see {run.path / 'report.html'}")
+    elif (run.read_json(START) or {}).get("detached"):  # its controller will lock the folder
+        raise ConfigError(
+            f"{run.id} is being run by a detached controller; stop it first: nonet stop {run.id}"
+        )
     else:
         ray.kill(controller, no_restart=True)
         reap_run(run.id)
 
 
 def _prepare_records(
-    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str
+    scenario: Scenario, folder: Path, run: RunFolder, resume: bool, command: str, *, detached: bool
 ) -> RunWriter | None:
     """Record that a run is resumed or started, and what it starts from.
 
@@ -426,7 +472,7 @@ def _prepare_records(
             return writer
         run.clear_records()
         clear_interruptions(run)
-        write_start(run, folder, command)
+        write_start(run, folder, command, detached=detached)
         if copy is not None:
             write_run(scenario, folder, run)
     return writer
@@ -457,7 +503,7 @@ def _start_controller(scenario: Scenario, folder: Path, run: RunFolder, resume: 
         The handle of the controller's actor.
 
     Raises:
-        NonetError: The controller did not start.
+        NonetError: The controller did not start, or another one has the name of the run.
     """
     from ray.exceptions import RayError
 
@@ -481,7 +527,9 @@ def _start_controller(scenario: Scenario, folder: Path, run: RunFolder, resume: 
         return SingleController.options(  # pyright: ignore[reportAttributeAccessIssue]
             name=f"{run.id}/{CONTROLLER}", namespace=NAMESPACE, lifetime="detached", max_restarts=-1
         ).remote(task)
-    except (RayError, ValueError) as error:
+    except ValueError as error:
+        raise _NameTakenError(f"the controller did not start: {error}") from None
+    except RayError as error:
         raise NonetError(f"the controller did not start: {error}") from None
 
 

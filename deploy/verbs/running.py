@@ -65,7 +65,11 @@ def run(
             raise ConfigError("--seeds resumes unfinished seeds by itself; omit --resume and --detach")
         _run_seeds(scenario, parse_seeds(seeds), change or [], run_dir, as_json)
         return
-    if resume and not detach:
+    if resume and detach:
+        raise ConfigError(
+            "--detach starts a new run; omit --resume, or omit --detach to continue the run from here"
+        )
+    if resume:
         print_result(_resume_run(scenario, change, run_dir), as_json)
         return
     opened = (

@@ -139,8 +139,14 @@ class ActorGroup:
         ] = {}  # By (actor method, task name), of each rank.
         self.watchdog: Any = None
         self.hurt: dict[int, str] = {}
-        self.actors = [self._start_actor(rank, seat) for rank in range(workers)]
-        self._build_refs = self._send_build(range(workers))
+        self.actors: list[Any] = []
+        try:
+            for rank in range(workers):
+                self.actors.append(self._start_actor(rank, seat))
+            self._build_refs = self._send_build(range(workers))
+        except BaseException:  # a detached actor does not end with its handle
+            self.kill()
+            raise
         self._pids: list[int] = []
         self._beats: list[Any] = []  # References to the answers to the last heartbeat, one per rank.
         self._alive_ranks: set[int] = set()  # Ranks that have answered a heartbeat.

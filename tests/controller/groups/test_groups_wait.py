@@ -46,9 +46,7 @@ class Binding:
 def run_groups(monkeypatch, tmp_path):
     processes_class = group_processes.GroupProcesses
     monkeypatch.setattr(group_processes, "GroupBinding", Binding)
-    monkeypatch.setattr(
-        processes_class, "_check_shared_or_stop", lambda *_: None
-    )  # asks Ray, which would start
+    monkeypatch.setattr(processes_class, "_check_shared", lambda *_: None)  # asks Ray, which would start
     monkeypatch.setattr(
         WorkerGroup,
         "from_actors",

@@ -88,9 +88,7 @@ def processes(tmp_path, monkeypatch):
             calls, role, 1, hosts, open=[{"parameters": 5, "buckets": 3}]
         ),
     )
-    monkeypatch.setattr(
-        GroupProcesses, "_check_shared_or_stop", lambda *_: None
-    )  # asks Ray, which would start
+    monkeypatch.setattr(GroupProcesses, "_check_shared", lambda *_: None)  # asks Ray, which would start
     run = RunFolder(tmp_path)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "own.py").write_text("")

@@ -327,7 +327,7 @@ def opening(tmp_path, monkeypatch):
     for function in ("check_ray_environment", "ensure_ray", "plan_live", "write_plan", "write_run"):
         monkeypatch.setattr(sessions, function, lambda *_: None)
     session = Session(make_scenario(BODY), run=RunFolder(tmp_path / "run"))
-    session.log = log
+    vars(session)["log"] = log
     return session
 
 
@@ -339,6 +339,87 @@ def test_a_session_that_a_dead_worker_keeps_from_opening_says_so(opening):
     assert opening.progress.phase == "tokenise"
     with pytest.raises(AttributeError, match="a session has no 'groups' before it is entered"):
         _ = opening.groups
+
+
+def test_an_interrupted_search_for_dead_workers_stops_the_processes_while_the_folder_is_locked(opening):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def stop(processes, at_once):
+        with pytest.raises(ConfigError, match="being run by another process"):
+            lock_run(opening.run)
+        opening.log.append(("stopped", at_once))
+
+    sessions.GroupProcesses.binding = SimpleNamespace(list_dead_workers=interrupt)
+    sessions.GroupProcesses.stop = stop
+    with pytest.raises(KeyboardInterrupt):
+        opening.__enter__()
+    assert ("stopped", True) in opening.log
+    lock_run(opening.run).close()
+
+
+@pytest.fixture
+def opened(opening, monkeypatch):
+    """The session of `opening`, whose artifacts open; its run notes in `log` that it was finished."""
+
+    def finish(kind, error, trace):
+        opening.log.append("finished")
+
+    running = SimpleNamespace(restore=lambda: None, finish=finish, step=3, validation=None, scenario="copies")
+    monkeypatch.setattr(sessions, "open_artifacts", lambda *_: {})
+    monkeypatch.setattr(sessions, "_open_groups", lambda *_: running)
+    return opening
+
+
+def test_a_session_waits_for_its_open_checkpoint_before_it_stops_the_processes(opened):
+    with opened:
+        assert opened.scenario == "copies"
+        assert "finished" not in opened.log
+    assert [entry for entry in opened.log if entry in ("finished", ("stopped", False))] == [
+        "finished",
+        ("stopped", False),
+    ]
+
+
+def test_the_error_of_a_loop_stays_and_errors_of_closing_are_its_notes(opened):
+    def stop(processes, at_once):
+        raise OSError("no answer")
+
+    sessions.GroupProcesses.stop = stop
+    with pytest.raises(CheckpointError, match="first") as error, opened:
+        raise CheckpointError("first")
+    assert error.value.__notes__ == ["while closing: OSError: no answer"]
+    lock_run(opened.run).close()
+
+
+def test_an_error_of_closing_is_raised_if_it_is_the_first_and_the_rest_is_closed(opened):
+    def stop(processes, at_once):
+        raise OSError("no answer")
+
+    sessions.GroupProcesses.stop = stop
+    with pytest.raises(OSError, match="no answer"), opened:
+        pass
+    assert opened.log[-1] == "writer closed"
+    lock_run(opened.run).close()
+
+
+def test_a_session_is_entered_once(opened):
+    with opened:
+        pass
+    with pytest.raises(ConfigError, match="a session is entered once"):
+        opened.__enter__()
+    assert "" not in opened.seconds
+
+
+@pytest.mark.parametrize("name", ["step", "validation", "scenario"])
+def test_what_belongs_to_the_run_cannot_be_set_on_the_session(opened, name):
+    with pytest.raises(AttributeError, match=name):
+        setattr(opened, name, 7)
+    with opened:
+        with pytest.raises(AttributeError, match=name):
+            setattr(opened, name, 7)
+        opened.add_note = print
+        assert opened.step == 3
 
 
 def test_workers_that_are_being_stopped_are_not_asked_for_files(opening):

@@ -15,7 +15,7 @@ def test_prompts_without_a_score_are_recorded_in_three_places():
     session = SimpleNamespace(
         checkpoint_log=SimpleNamespace(write_record=lambda **record: journal.append(record))
     )
-    scores = RewardScores()
+    scores = RewardScores({})
     scores.quarantined = [QuarantinedPrompts("hit", ("a", "b"), ("1", "2"), "it raised KeyError", 8)]
     scores.retried = 2
     note_quarantined(session, recorder, "rl", 3, scores)
