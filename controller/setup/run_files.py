@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def make_data_setup(scenario: Scenario, folder: Path, known_run: KnownRun | None
 
 def _locate_cache(cache: str, folder: Path) -> str | None:
     """Return the folder of the cache of artifacts as `DataSetup` has it. `folder` is that of the scenario."""
-    return {"node": None, "none": ""}.get(cache, str(folder / Path(cache).expanduser()))
+    return {"node": None, "none": ""}.get(cache, str(folder / os.path.expanduser(cache)))
 
 
 def _resolve_path(scenario: Scenario, folder: Path, key: str, path: str) -> str:

@@ -15,8 +15,11 @@ _DEFAULT_BYTES = "50GB"
 
 
 def find_cache_root() -> Path:
-    """Return the folder of the cache. Raises RuntimeError for a user without a home, unless $NONET_CACHE is set."""
-    return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet").absolute()
+    """Return the folder of the cache. Raises ConfigError for a user without a home, unless $NONET_CACHE is set."""
+    try:
+        return Path(os.environ.get("NONET_CACHE") or Path.home() / ".cache" / "nonet").absolute()
+    except RuntimeError:
+        raise ConfigError("this user has no home for the cache; set NONET_CACHE to a folder") from None
 
 
 def read_cache_bytes() -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from nonet.atomic import write_whole
 from nonet.cache import find_cache_root
-from nonet.errors import DataError
+from nonet.errors import ConfigError, DataError
 
 _KEPT_S = 90 * 86_400.0  # For how long the hash of a file is remembered that nothing asks for.
 _HASHED_BYTES_PER_S = 1e8  # A process that hashes a file more slowly is not waited for.
@@ -96,7 +96,7 @@ def _find_folder() -> Path | None:
     """Return the folder of the records; None for a user without a home, who has no cache."""
     try:
         return find_cache_root() / "contents"
-    except RuntimeError:
+    except ConfigError:
         return None
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
 from nonet.cache import find_cache_root
+from nonet.errors import ConfigError
 from nonet.models.tokenizer.kinds import TOKENIZERS
 from nonet.plugins import load_heavy
 from nonet.samples.batches import (
@@ -125,8 +126,8 @@ class DataSetup:
             return ArtifactCache(Path(self.cache) if self.cache else None, root)
         try:
             return ArtifactCache(find_cache_root(), root)
-        except RuntimeError:  # a user without a home
-            return ArtifactCache(None, root, "this user has no home for the cache; set NONET_CACHE")
+        except ConfigError as error:
+            return ArtifactCache(None, root, str(error))
 
     def describe_sequences(self) -> dict[str, Any] | None:
         """Return what the sequences follow from: the content of the tables and the options, as JSON; None if that is not known.

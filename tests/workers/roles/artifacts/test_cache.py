@@ -165,9 +165,8 @@ def test_a_folder_above_other_folders_is_no_column(runs):
 
 
 def test_a_user_without_a_home_has_no_cache(runs, monkeypatch):
-    monkeypatch.setattr(
-        "nonet.workers.roles.artifacts.data_setup.find_cache_root", Path("~nobody9").expanduser
-    )
+    monkeypatch.delenv("NONET_CACHE")
+    monkeypatch.setattr(Path, "home", Path("~nobody9").expanduser)
     (problem,) = runs.run("data.cache=node")["cache"]["problems"]
     assert "set NONET_CACHE" in problem
 
