@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -166,6 +167,7 @@ def left_over() -> list[str]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where a process is left a minute after the last test, and name it; of xdist's workers only their chief looks."""
     importlib.import_module("forked_workers").end()
+    shutil.rmtree(os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
     if hasattr(session.config, "workerinput") or not _OUTERMOST:
         return
     until = time.monotonic() + _GONE_S
