@@ -82,6 +82,8 @@ SERVING = {"serve", "top"}
 WITHOUT_RUNS = {
     *("bench", "doctor", "import", "new", "pack", "parity", "plan", "schema", "scenarios"),
     *(
+        "cache list",
+        "cache prune",
         "samples stats",
         "store get",
         "store put",

@@ -122,12 +122,12 @@ def test_a_run_that_changes_while_it_is_resumed_is_refused_before_anything_start
     )
     run = RunFolder(tmp_path / "run")
     write_run(scenario, tmp_path, run)
-    driver._prepare_records(scenario, tmp_path, run, True, "")
+    driver._prepare_records(scenario, tmp_path, run, True, "", detached=False)
     (run.sources / "late.py").write_text(
         ""
     )  # after the command has checked the run, and before workers load it
     with pytest.raises(ConfigError, match="NONET_TRUST"):
-        driver._prepare_records(scenario, tmp_path, run, True, "")
+        driver._prepare_records(scenario, tmp_path, run, True, "", detached=False)
 
 
 def test_a_reward_that_somebody_else_has_attached_is_refused_before_it_is_imported(evil):
