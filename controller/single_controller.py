@@ -221,7 +221,7 @@ class SingleController:
             self._end_actor()
 
     def _claim_folder(self) -> FolderLock:
-        """Lock the folder of the run, which the driver holds until this actor exists, and another one while it looks for it."""
+        """Lock the folder of the run, and wait for drivers that hold it: until this actor exists, or while they look for it."""
         deadline = time.monotonic() + _CLAIM_PATIENCE_S
         while True:
             try:

@@ -23,7 +23,8 @@ def entries(tmp_path, monkeypatch):
 
 
 def add(entries: CachedFolders, key: str, used: float | None = None, content: bytes = b"x" * 1000):
-    folder = entries.add(key, len(content), lambda draft: (draft / "file").write_bytes(content) and None)
+    entries.make_room_for(len(content))
+    folder = entries.add(key, lambda draft: (draft / "file").write_bytes(content) and None)
     entries.pin(key)()
     if used is not None:
         os.utime(entries.root / f"{key}.lock", (used, used))
@@ -94,7 +95,7 @@ def test_an_entry_that_two_processes_make_is_that_of_the_first(entries):
         add(entries, KEYS[1], content=b"faster")
         (draft / "file").write_bytes(b"slower")
 
-    assert (entries.add(KEYS[1], 6, write) / "file").read_bytes() == b"faster"
+    assert (entries.add(KEYS[1], write) / "file").read_bytes() == b"faster"
     assert not list(entries.root.glob(".draft-*"))
 
 
@@ -183,5 +184,5 @@ def test_there_is_no_room_beside_what_processes_read(entries, monkeypatch):
     add(entries, KEYS[0])
     monkeypatch.setenv("NONET_CACHE_BYTES", "1500B")
     with entries.read(KEYS[0]):
-        assert not entries.has_room(1000)
-    assert entries.has_room(1000)
+        assert not entries.make_room_for(1000)
+    assert entries.make_room_for(1000)

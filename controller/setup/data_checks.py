@@ -61,7 +61,7 @@ def check_data(
     )
     reads_tokenizer = checks.accept_addresses("tokenizer", scenario.tokenizer.get_options())
     data = make_data_setup(scenario, folder, warm_start and warm_start.known)
-    options, paths = data.options, _get_table_paths(data)
+    options, paths = data.options, data.list_tables()
     if not checks.accept_addresses("data", paths):
         return
     is_sampled = checks.max_table_bytes is not None and any(
@@ -133,15 +133,6 @@ def _check_sequence_lengths(scenario: Scenario, seq: Sequences, *, is_continued:
         stage.kind.check_data(name, stage, seq)
 
 
-def _get_table_paths(data: DataSetup) -> dict[str, str]:
-    """Return the paths of the tables by their keys in `data`."""
-    paths = {"interactions": data.options.interactions, "items": data.options.items}
-    paths |= {f"vectors.{name}": path for name, path in data.options.vectors.items()}
-    paths |= {f"labels.{labels.name}.path": labels.path for labels in data.labels}
-    paths |= {f"graph.{name}.table": graph.table for name, graph in data.graphs.items()}
-    return {key: path for key, path in paths.items() if path}
-
-
 def hash_tables(data: DataSetup) -> dict[str, str]:
     """Return a hash of the contents of the files of each table by its key in `data`.
 
@@ -149,7 +140,7 @@ def hash_tables(data: DataSetup) -> dict[str, str]:
         DataError: A file cannot be read.
     """
     hashes: dict[str, str] = {}
-    for key, path in _get_table_paths(data).items():
+    for key, path in data.list_tables().items():
         contents = [identity for _, identity in find_files(path, key).identify(key)]
         hashes[key] = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
     return hashes

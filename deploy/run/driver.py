@@ -370,7 +370,7 @@ def _start(
         except BaseException as error:
             # Files that the controller of another driver may work on stay.
             if not isinstance(error, _NameTakenError) and (not is_starting or _end_own_controller(run)):
-                _discard_start(run, None if resume else writer, was_empty=was_empty)
+                _delete_unstarted(run, None if resume else writer, was_empty=was_empty)
             raise
 
 
@@ -391,7 +391,7 @@ def _end_own_controller(run: RunFolder) -> bool:
     return True
 
 
-def _discard_start(run: RunFolder, writer: RunWriter | None, *, was_empty: bool) -> None:
+def _delete_unstarted(run: RunFolder, writer: RunWriter | None, *, was_empty: bool) -> None:
     """Delete a run that has not started, so that `last` does not refer to it; this process holds the lock of its folder."""
     is_deleted = was_empty and not run.scenario.exists()
     if writer:

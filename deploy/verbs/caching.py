@@ -36,7 +36,7 @@ def show(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     from nonet.storage import list_cache_entries
 
     entries = list_cache_entries(folder)
-    rows = [_describe(entry) for entry in entries if entry.kind != "downloads"]
+    rows = [_make_row(entry) for entry in entries if entry.kind != "downloads"]
     if downloads := [entry for entry in entries if entry.kind == "downloads"]:
         total, newest = sum(entry.size for entry in downloads), max(entry.used for entry in downloads)
         content = f"{len(downloads)} files of stored runs"
@@ -89,8 +89,8 @@ def prune(
     print(f"deleted: {len(deleted)} of {len(old)}, {freed / 1e9:,.3f} GB{in_use}")
 
 
-def _describe(entry: CacheEntry) -> dict[str, Any]:
-    """Return the columns of an entry."""
+def _make_row(entry: CacheEntry) -> dict[str, Any]:
+    """Return the columns of an entry in the list: kind, content, bytes, used in unix seconds, and key."""
     from nonet.workers.roles.artifacts import describe_entry
 
     files = sorted(path.name for path in entry.path.rglob("*") if path.is_file())

@@ -49,7 +49,6 @@ from nonet.samples.sequences import (
     ROW,
     LabelCounts,
     MappedSequences,
-    Sequences,
     check_split,
     choose_policy,
     compute_repeat_shares,
@@ -97,10 +96,6 @@ class PreparedSequences:
     unknown: dict[str, int] | None = None
     labels: dict[str, LabelCounts] = field(default_factory=dict)
     repeats: tuple[str, ...] = ()
-
-    def open(self) -> tuple[Sequences, pa.Table]:
-        """Open the memory-mapped sequences and read the items table."""
-        return Sequences.load(self.folder), pq.read_table(self.folder / "items.parquet")
 
 
 def prepare_sequences(

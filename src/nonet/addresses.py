@@ -100,10 +100,11 @@ def fetch_folder(address: str, label: str) -> str:
     fetched = CachedFolders(find_cache_root() / "fetched")
     if key not in _used_copies:
         _used_copies[key] = fetched.pin(key)  # no other process deletes the copy from now on
-    with fetched.make(key):  # one process fetches, and others wait for it
-        if not (copy := fetched.root / key).is_dir():
-            size = _measure(listing, address, label)
-            fetched.add(key, size, lambda draft: _download(listing, draft, address, label))
+    if not (copy := fetched.root / key).is_dir():
+        with fetched.make(key):  # one process fetches, and others wait for it
+            if not copy.is_dir():
+                fetched.make_room_for(_measure(listing, address, label))
+                fetched.add(key, lambda draft: _download(listing, draft, address, label))
     return str(copy if listing.is_folder else copy / listing.files[0][0])
 
 

@@ -68,9 +68,8 @@ class CachedFolders:
         make_folder(self.root)
         lock = self.root / f"{key}{_LOCK}"
         until = time.monotonic() + _MAKER_PATIENCE_S
-        while (
-            release := self._locks.take(lock, shared=True)
-        ) is None:  # until another process has deleted the entry
+        # Another process that deletes the entry holds the lock meanwhile.
+        while (release := self._locks.take(lock, shared=True)) is None:
             if time.monotonic() > until:
                 raise DeadlineExceeded(
                     f"another process has locked {lock} for {_MAKER_PATIENCE_S:g} s; it may be suspended: find it with "
@@ -115,19 +114,17 @@ class CachedFolders:
             file.unlink(missing_ok=True)
             release()
 
-    def add(self, key: str, size: int, write: Callable[[Path], None]) -> Path:
-        """Make an entry, unless there is one, and return its folder.
+    def add(self, key: str, write: Callable[[Path], None]) -> Path:
+        """Make an entry, unless there is one, and return its folder; `make_room_for` comes before it.
 
         Args:
             key: The entry.
-            size: Its bytes, for which room is made; at most `read_cache_bytes()`.
             write: Writes its files into a new folder.
         """
         folder = self.root / key
         if folder.is_dir():
             return folder
         make_folder(self.root)
-        make_room(locks=self._locks, root=self.root.parent, limit=read_cache_bytes() - size)
         with self._hold_draft() as draft:
             draft.mkdir()
             write(draft)
@@ -139,11 +136,10 @@ class CachedFolders:
                     raise
         return folder
 
-    def has_room(self, size: int) -> bool:
-        """Return whether a new entry fits into the cache, after what no process uses has made room."""
+    def make_room_for(self, size: int) -> bool:
+        """Let what no process uses make room for a new entry of `size` bytes, and return whether it fits into the cache."""
         limit = read_cache_bytes() - size
-        make_room(locks=self._locks, root=self.root.parent, limit=limit)
-        return sum(entry.size for entry in list_cache_entries(self.root.parent, self._locks)) <= limit
+        return make_room(locks=self._locks, root=self.root.parent, limit=limit) <= limit
 
     def remove(self, key: str) -> bool:
         """Delete an entry unless a process reads it; return whether it is gone."""
@@ -210,27 +206,29 @@ def make_room(
     *,
     root: Path | None = None,
     limit: int | None = None,
-) -> list[CacheEntry]:
-    """Delete entries that no process uses, those used longest ago first, until all fit into the cache, and return them.
+) -> int:
+    """Delete entries that no process uses, those used longest ago first, until all fit into the cache.
 
     Args:
         kept: The path of an entry that is about to be used.
         locks: How files are locked.
         root: The folder of the cache, by default that of this node.
         limit: The bytes that all may take together, by default $NONET_CACHE_BYTES.
+
+    Returns:
+        The bytes of the entries that are left.
     """
-    limit = read_cache_bytes() if limit is None else limit
-    entries, deleted = list_cache_entries(root, locks), []
+    root, limit = root or find_cache_root(), read_cache_bytes() if limit is None else limit
+    entries = list_cache_entries(root, locks)
     total = sum(entry.size for entry in entries)
     for entry in entries:
         if total <= limit:
             break
         if entry.path != kept and entry.delete():
-            deleted.append(entry)
             total -= entry.size
     for kind in _KINDS:
-        CachedFolders((root or find_cache_root()) / kind, locks).delete_drafts()
-    return deleted
+        CachedFolders(root / kind, locks).delete_drafts()
+    return total
 
 
 def _get_time(path: Path) -> float:

@@ -27,6 +27,7 @@ from nonet.samples.sequences import (
 from nonet.samples.sequences.labels import REPEAT_EVENTS
 from nonet.samples.tables import read_tables
 from nonet.workers.roles.artifacts import DataSetup, make_sequences
+from nonet.workers.roles.artifacts.sequences import open_sequences
 
 SPLIT = {"use": "leave_last_out", "test": 2, "valid": 1, "rl": 1}
 FIELDS = ("offsets", "item", "time", "event", "split", "user_key", "item_key", "train_lengths", "lengths")
@@ -76,7 +77,8 @@ def _both(ask: BuildOptions, root) -> tuple[Sequences, Sequences, pa.Table, pa.T
         where=ask.where,
         repeats=ask.repeats,
     )
-    prepared, there = prepare_sequences(ask, root, slice_rows=700, partition_rows=500, threads=2).open()
+    folder = prepare_sequences(ask, root, slice_rows=700, partition_rows=500, threads=2).folder
+    prepared, there = open_sequences(folder)
     return built, prepared, items, there
 
 
@@ -223,7 +225,7 @@ def test_late_labels_and_compressed_events_are_on_disk_as_in_memory(
     prepared = prepare_sequences(
         options, tmp_path / "out", changes=setup.changes, slice_rows=1400, partition_rows=1400, threads=2
     )
-    seq, there = prepared.open()
+    seq, there = open_sequences(prepared.folder)
     _same(built, seq)
     assert there.equals(items)
     assert len(seq) > 50
@@ -260,7 +262,7 @@ def test_events_of_unknown_items_are_left_out_and_counted_on_disk_as_in_memory(t
     built = setup.build_with_facts()
     small = {"changes": changes, "slice_rows": 1400, "partition_rows": 1400, "threads": 2}
     prepared = prepare_sequences(options, tmp_path / "out", **small)
-    seq, items = prepared.open()
+    seq, items = open_sequences(prepared.folder)
     _same(built.sequences, seq)
     assert items.equals(built.items)
     assert prepared.unknown == built.unknown.to_facts()

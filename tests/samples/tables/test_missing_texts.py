@@ -11,6 +11,7 @@ from nonet.samples.importers.import_csv import import_csv
 from nonet.samples.preparation import BuildOptions, prepare_sequences, read_sample
 from nonet.samples.profiles import read_profile
 from nonet.samples.tables import MISSING, TableFormat, check_items, read_interactions, read_tables
+from nonet.workers.roles.artifacts.sequences import open_sequences
 
 ONLY_EMPTY = TableFormat(missing=("",))
 SPLIT = {"use": "leave_last_out", "test": 1, "valid": 1, "rl": 0}
@@ -69,7 +70,7 @@ def test_sequences_on_disk_and_the_sample_of_a_driver_follow_the_list(tmp_path):
     with pytest.raises(DataError, match="'NA'"):
         read_sample(path, items, {}, {})
     options = BuildOptions(path, items=items, split=SPLIT, missing=("",))
-    seq, kept = prepare_sequences(options, tmp_path / "work").open()
+    seq, kept = open_sequences(prepare_sequences(options, tmp_path / "work").folder)
     assert (len(seq), kept["categories"].to_pylist()[0]) == (3, ["NA", "x"])
 
 

@@ -11,6 +11,7 @@ from nonet.errors import DataError
 from nonet.samples.preparation import BuildOptions, LogChanges, prepare_sequences, read_sample
 from nonet.samples.tokenised import add_vector_fields, as_array, attach_vectors
 from nonet.workers.roles.artifacts import DataSetup
+from nonet.workers.roles.artifacts.sequences import open_sequences
 
 ITEMS = pa.table({"item_id": [30, 10, 20], "title": ["c", "a", "b"]})
 VALUES = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -194,7 +195,7 @@ def test_items_have_their_vectors_in_memory_and_on_disk_and_a_sample_their_colum
     )
     data = DataSetup(options=options, tokenizer={}, folder=str(tmp_path), seed=7)
     _, items = data.build()
-    _, on_disk = prepare_sequences(options, tmp_path / "out").open()
+    _, on_disk = open_sequences(prepare_sequences(options, tmp_path / "out").folder)
     for table in (items, on_disk):
         assert table["image"].to_pylist() == [[each, each + 1] for each in table["item_id"].to_pylist()]
     _, schema = data.sample_tables()

@@ -47,7 +47,7 @@ _LIBRARIES = (
     "scipy",
     "torch",
     "transformers",
-)  # of which the bits of artifacts may depend
+)  # The content of artifacts may depend on them.
 _HASHING_THREADS = 4
 
 
@@ -177,7 +177,7 @@ class ArtifactCache:
         names = [*(Path(artifact["path"]).name for artifact in made.artifacts), *made.others]
         files = _list_files(self._root, names)
         size = sum((self._root / name).stat().st_size for name in files)
-        if not self._folders.has_room(size):
+        if not self._folders.make_room_for(size):
             self.problems.append(
                 f"{kind} of {size / 1e9:.3g} GB has no room in the cache, which takes {read_cache_bytes() / 1e9:.3g} GB with "
                 "what processes use; raise NONET_CACHE_BYTES"
@@ -197,9 +197,9 @@ class ArtifactCache:
                 "facts": made.facts,
                 "files": hashes,
             }
-            write_whole(draft / _ENTRY, json.dumps({**entry, "digest": _hash_entry(entry)}).encode())
+            write_whole(draft / _ENTRY, json.dumps({**entry, "digest": _compute_digest(entry)}).encode())
 
-        self._folders.add(key, size, write)
+        self._folders.add(key, write)
 
 
 def _is_unchanged(describe: Callable[[], Mapping[str, Any] | None], key: str, kind: str) -> bool:
@@ -213,18 +213,14 @@ def _is_unchanged(describe: Callable[[], Mapping[str, Any] | None], key: str, ki
 
 def make_key(kind: str, inputs: Mapping[str, Any]) -> str:
     """Return the key of an artifact in the cache."""
-    whole = [
-        kind,
-        NUMBERS[kind],
-        _get_versions(),
-        inputs,
-    ]  # The order of maps counts: columns and targets have it.
+    # The order of maps counts: columns and targets have it.
+    whole = [kind, NUMBERS[kind], _list_versions(), inputs]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
 
 
 @cache
-def _get_versions() -> dict[str, str]:
-    """Return the versions of the libraries that artifacts are made with."""
+def _list_versions() -> dict[str, str]:
+    """Return the version of each library that artifacts are made with and that is installed, by its name."""
     versions: dict[str, str] = {}
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):
@@ -254,8 +250,8 @@ class _Entry(StrictModel):
     digest: str
 
 
-def _hash_entry(entry: Mapping[str, Any]) -> str:
-    """Return the digest of an entry."""
+def _compute_digest(entry: Mapping[str, Any]) -> str:
+    """Return the hash of all fields of an entry but `digest`."""
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
@@ -281,7 +277,7 @@ def read_entry(folder: Path) -> _Entry:
         raise ValueError(str(error)) from None
     document = json.loads(content)
     entry = _Entry.model_validate(document)
-    if entry.digest != _hash_entry({name: value for name, value in document.items() if name != "digest"}):
+    if entry.digest != _compute_digest({name: value for name, value in document.items() if name != "digest"}):
         raise ValueError(f"{_ENTRY} has other content than it had")
     if entry.kind not in _PARTS or tuple(artifact.kind for artifact in entry.artifacts) != _PARTS[entry.kind]:
         raise ValueError(f"{_ENTRY} does not name the artifacts of its kind")

@@ -1,5 +1,7 @@
 """The data of a run and how they are read: what the tokenise stage receives."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,7 +54,7 @@ from nonet.samples.tables import (
     identify_file,
     read_tables,
 )
-from nonet.samples.tokenised import VECTOR_FILES, StoredSequences
+from nonet.samples.tokenised import StoredSequences
 from nonet.workers.roles.artifacts.cache import ArtifactCache
 from nonet.workers.roles.artifacts.folders import store_artifact
 from nonet.workers.roles.artifacts.known_run import KnownRun
@@ -129,37 +131,42 @@ class DataSetup:
         except ConfigError as error:
             return ArtifactCache(None, root, str(error))
 
+    def list_tables(self) -> dict[str, str]:
+        """Return the path of each table by its key in `data`."""
+        paths = {"interactions": self.options.interactions, "items": self.options.items}
+        paths |= {f"vectors.{name}": path for name, path in self.options.vectors.items()}
+        paths |= {f"labels.{labels.name}.path": labels.path for labels in self.labels}
+        paths |= {f"graph.{name}.table": graph.table for name, graph in self.graphs.items()}
+        return {key: path for key, path in paths.items() if path}
+
     def describe_sequences(self) -> dict[str, Any] | None:
         """Return what the sequences follow from: the content of the tables and the options, as JSON; None if that is not known.
 
         Raises:
             DataError: A file cannot be read.
         """
-        options = self.options.to_fingerprint()
-        paths = {"interactions": options.pop("interactions"), "items": options.pop("items")}
-        paths |= {f"vectors.{name}": path for name, path in options.pop("vectors", {}).items()}
-        paths |= {f"labels.{label.name}": label.path for label in self.labels}
-        endings = {name: VECTOR_FILES if name.startswith("vectors.") else ".parquet" for name in paths}
         tables: dict[str, list[list[Any]]] = {}
-        for name, path in paths.items():
-            if path:
-                found = find_files(path, f"data.{name}", endings[name])
-                tables[name] = [
+        for key, path in self.list_tables().items():
+            if not key.startswith("graph."):  # which are read after the sequences are made
+                found = find_files(path, key)
+                tables[key] = [
                     [_name_file(file, identity, path), identity, found.partitions.values[file]]
-                    for file, identity in found.identify(name)
+                    for file, identity in found.identify(key)
                 ]
+        options = self.options.to_fingerprint()
+        options = {
+            key: value for key, value in options.items() if key not in ("interactions", "items", "vectors")
+        }
         if any(identity.startswith("time:") for files in tables.values() for _, identity, _ in files):
             return None  # A store without ETags does not tell equal content.
         labels = [label.to_fingerprint() | {"path": ""} for label in self.labels]
-        compress = self.compress and self.compress.model_dump()
-        on_disk = self.is_prepared_on_disk()
         return {
             "tables": tables,
             "options": options,
             "labels": labels,
             "drop_unlabelled": self.drop_unlabelled,
-            "compress": compress,
-            "disk": on_disk,
+            "compress": self.compress and self.compress.model_dump(),
+            "disk": self.is_prepared_on_disk(),
         }
 
     def describe_memory(self) -> dict[str, Any]:
@@ -223,7 +230,7 @@ class DataSetup:
         return built.sequences, built.items
 
     def build_with_facts(self) -> BuiltData:
-        """Return the result of `build`, the compressed log, and what was left out."""
+        """Read both tables, and return the sequences, their items, and what was changed and left out."""
         table_format = self.changes.extend_format(self.options.table_format)
         interactions, items = read_tables(self.options.interactions, self.options.items, table_format)
         items = None if items is None else self.options.attach_vectors(items)
@@ -290,7 +297,7 @@ class DataSetup:
         )
 
     def make_catalogue(self, schema: pa.Schema) -> pa.Table:
-        """Return as many rows of nulls as there are items, as far as the footers of the items table tell; else none.
+        """Return a table of nulls with a row for each item, or without rows if the footers of the files do not tell their number.
 
         Args:
             schema: The schema of the items.

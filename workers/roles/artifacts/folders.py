@@ -1,5 +1,7 @@
 """Folders of artifacts, each named after the hash of its files, so that a resumed run finds a complete one or none."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -1,5 +1,7 @@
 """Makes the sequences of a run from its tables, in memory or on disk, and checks them."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Mapping
@@ -24,8 +26,9 @@ from nonet.samples.sequences import (
     check_kinds,
     is_task,
 )
+from nonet.samples.tokenised import read_items
 from nonet.workers.roles.artifacts.cache import ArtifactCache, MadeArtifacts
-from nonet.workers.roles.artifacts.data_setup import DataSetup
+from nonet.workers.roles.artifacts.data_setup import BuiltData, DataSetup
 from nonet.workers.roles.artifacts.folders import PREPARING, delete_drafts, store_artifact, write_sequences
 
 PREPARED, COMPRESSED = "prepared.json", "compressed.json"
@@ -60,21 +63,24 @@ def make_sequences(
     delete_drafts(root, "*")
     shared = shared or ArtifactCache(None, root)
     on_disk = data.is_prepared_on_disk()
-    opened: list[tuple[Sequences, pa.Table]] = []
+    built: BuiltData | None = None
 
     def make() -> MadeArtifacts:
+        nonlocal built
         for name in _FACT_FILES:  # of an earlier attempt with other data
             (root / name).unlink(missing_ok=True)
-        prepare = _prepare_on_disk if on_disk else _build_in_memory
-        artifact, repeats, opened[:] = prepare(data, root)
+        if on_disk:
+            artifact, repeats = _prepare_on_disk(data, root)
+        else:
+            built = data.build_with_facts()
+            artifact, repeats = _write_built(built, root)
         facts = [name for name in _FACT_FILES if (root / name).is_file()]
         return MadeArtifacts((artifact,), {}, (*facts, *repeats))
 
-    made = shared.get_or_make("sequences", data.describe_sequences, make)
-    artifact = made.artifacts[0]
+    artifact = shared.get_or_make("sequences", data.describe_sequences, make).artifacts[0]
     for left in root.glob("preparing-*"):  # of an attempt that was killed, if the cache has them now
         shutil.rmtree(left, ignore_errors=True)
-    seq, items = opened[0] if opened else open_sequences(Path(artifact["path"]))
+    seq, items = open_sequences(Path(artifact["path"])) if built is None else (built.sequences, built.items)
     if on_disk:
         check_sequences(seq, data)
     return seq, items, artifact
@@ -82,17 +88,16 @@ def make_sequences(
 
 def open_sequences(folder: Path) -> tuple[Sequences, pa.Table]:
     """Open the sequences and the item table of an artifact."""
-    return Sequences.load(folder), pq.read_table(folder / "items.parquet")
+    return Sequences.load(folder), read_items({"sequences": str(folder)})
 
 
-_Prepared = tuple[dict[str, Any], tuple[str, ...], list[tuple[Sequences, pa.Table]]]
-"""An artifact, the name of the folder of its repeats if it has one, and the sequences with their items if they are open."""
+def _write_built(built: BuiltData, root: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Write sequences that were built in memory, and facts about them beside them.
 
-
-def _build_in_memory(data: DataSetup, root: Path) -> _Prepared:
-    """Build the sequences in memory."""
+    Returns:
+        The artifact, and the name of the folder of the events that compression removed, if there is one.
+    """
     repeats: tuple[str, ...] = ()
-    built = data.build_with_facts()
     seq, items, log = built.sequences, built.items, built.log
     if built.unknown is not None:
         write_whole(root / UNKNOWN, json.dumps(built.unknown.to_facts()).encode())
@@ -105,12 +110,11 @@ def _build_in_memory(data: DataSetup, root: Path) -> _Prepared:
         )
         repeats = (Path(stored["path"]).name,)
         write_whole(root / COMPRESSED, json.dumps(log.measure_savings()).encode())
-    artifact = store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items))
-    return artifact, repeats, [(seq, items)]
+    return store_artifact(root, "sequences", lambda folder: write_sequences(folder, seq, items)), repeats
 
 
-def _prepare_on_disk(data: DataSetup, root: Path) -> _Prepared:
-    """Prepare the sequences on disk."""
+def _prepare_on_disk(data: DataSetup, root: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Prepare the sequences on disk, and write their progress and facts about them beside them; return as `_write_built`."""
     progress_file = root / PREPARING
 
     def report_progress(report: PreparationReport) -> None:
@@ -128,8 +132,7 @@ def _prepare_on_disk(data: DataSetup, root: Path) -> _Prepared:
     if prepared.unknown is not None:
         write_whole(root / UNKNOWN, json.dumps(prepared.unknown).encode())
     _write_label_counts(root, prepared.labels)
-    artifact = {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}
-    return artifact, prepared.repeats, []
+    return {"kind": "sequences", "path": str(prepared.folder), "sha256": prepared.sha256}, prepared.repeats
 
 
 def _write_label_counts(root: Path, labels: Mapping[str, LabelCounts]) -> None:

@@ -42,7 +42,7 @@ class Tokeniser(DistributeWorker):
             get_device(HOST).release()
 
     def _write_artifacts(self, data: DataSetup, run_folder: str) -> dict[str, Any]:
-        """Create and write all artifacts, and return the result of `prepare`."""
+        """Take the artifacts from the cache, or make and write them, and return the result of `prepare`."""
         root = Path(run_folder) / "artifacts"
         shared = data.open_cache(root)
         seq, items, sequences_artifact = make_sequences(data, root, shared)
@@ -103,7 +103,7 @@ def _describe_cold_items(seq: Sequences, items: pa.Table) -> dict[str, int]:
 
 
 def describe_data(seq: Sequences, items: pa.Table, data: DataSetup) -> dict[str, Any]:
-    """Describe the data.
+    """Return facts about the data.
 
     Returns:
         "data": facts for the report and for predictions, and with a known run "init": counts of the users and items that this

@@ -238,7 +238,7 @@ def change_entry(folder: Path, **fields: object) -> None:
     """Change fields of entry.json, as somebody does who knows its digest."""
     entry = {**json.loads((folder / "entry.json").read_text()), **fields}
     del entry["digest"]
-    (folder / "entry.json").write_text(json.dumps({**entry, "digest": cache._hash_entry(entry)}))
+    (folder / "entry.json").write_text(json.dumps({**entry, "digest": cache._compute_digest(entry)}))
 
 
 def change_artifacts(folder: Path, **fields: object) -> None:
@@ -434,7 +434,7 @@ def test_other_libraries_and_numbers_are_other_keys(monkeypatch):
     before = cache.make_key("sids", {})
     monkeypatch.setitem(NUMBERS, "sids", NUMBERS["sids"] + 1)
     raised = cache.make_key("sids", {})
-    monkeypatch.setattr(cache, "_get_versions", lambda: {"numpy": "0"})
+    monkeypatch.setattr(cache, "_list_versions", lambda: {"numpy": "0"})
     assert len({before, raised, cache.make_key("sids", {})}) == 3
 
 
