@@ -193,6 +193,7 @@ def test_what_an_earlier_attempt_has_left_is_neither_shared_nor_kept(runs):
     (root / "labels.json").write_text("{}")
     runs.run("data.events={compress: 1d}", "data.prepare=disk")
     assert not (root / "preparing-01234567").exists()
+    (runs.folder / "run-2" / "artifacts" / "preparing-01234567").mkdir(parents=True)
     runs.run("data.events={compress: 1d}", "data.prepare=disk")
     names = {path.name for path in (runs.folder / "run-2" / "artifacts").iterdir()}
     assert "repeats-01234567" not in names
